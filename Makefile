@@ -26,6 +26,7 @@ Commands (use .venv/bin/python, after `make install`); each has --help:
   python -m paper.tables    lists and runs the paper's studies, and reports the results
   python -m paper.figures   draws the paper's figures
   python -m paper.probes    measures how well h and g(h) predict transformations (Table 3)
+  python -m benchmarks      compares speed, memory and accuracy with baselines
 Targets:
 endef
 

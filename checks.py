@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import evaluate
 import model as model_lib
-from checkpoints import checkpoint_files, run_directory, weight_files
+from checkpoints import run_directory, weight_files
 from checkpoints.run_directory import Recorded, RunContext
 from config import Config, as_flags, settings_with
 from runtime import console, devices, workers
@@ -303,35 +303,26 @@ def _check_resumed(config, source, recorded):
 
 
 def check_agreement(context: RunContext) -> None:
-    """Checks that the settings, the data and the newest checkpoints are the same on all workers."""
+    """Checks that the settings and the data are the same on all workers."""
     config = context.config
-    newest = checkpoint_files.latest_checkpoint(config.model_dir)
     may_differ = settings_with("per_worker")
     settings = {name: value for name, value in config.settings().items() if name not in may_differ}
-    gathered = workers.gather_integers(
-        [
-            zlib.crc32(json.dumps(settings, sort_keys=True).encode()),
-            context.source.num_examples(config.train_split),
-            -1 if newest is None else checkpoint_files.step_from_prefix(newest),
-        ],
-        context.strategy,
+    summary = [
+        zlib.crc32(json.dumps(settings, sort_keys=True).encode()),
+        context.source.num_examples(config.train_split),
+    ]
+    flags, examples = (
+        sorted(set(values)) for values in workers.gather_integers(summary, context.strategy).T
     )
-    flags, examples, steps = ([str(value) for value in values] for values in gathered.T)
-    if len(set(flags)) > 1:
+    if len(flags) > 1:
         raise UserError(
             "TF_CONFIG: the workers were started with different flags. Pass the same flags on all"
             " workers."
         )
-    if len(set(examples)) > 1:
+    if len(examples) > 1:
         raise UserError(
             f"--dataset={config.dataset}: the workers have different numbers of training examples "
-            f"({', '.join(examples)}). Provide the same data on all workers."
-        )
-    if len(set(steps)) > 1:
-        raise UserError(
-            f"--model_dir={config.model_dir}: the workers found different checkpoints (steps:"
-            f" {', '.join(steps).replace('-1', 'none')}). Use a directory on storage that all"
-            " workers share."
+            f"({', '.join(map(str, examples))}). Provide the same data on all workers."
         )
 
 

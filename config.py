@@ -82,6 +82,7 @@ SECTIONS = {
     "Hardware": "use_tpu",
 }
 
+_MAX_NAME_BYTES = 255  # Common file systems limit the length of file names.
 # Settings that `--help` shows first.
 MAIN_SETTINGS = (
     "mode",
@@ -97,7 +98,7 @@ MAIN_SETTINGS = (
 )
 # These names are reserved in a model_dir and must not be used for --eval_name.
 _RESERVED_NAME = re.compile(
-    r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log)"
+    r"best|train|saved_model|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log)"
 )
 
 

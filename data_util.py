@@ -123,7 +123,8 @@ def center_crop(image: tf.Tensor, height: int, width: int, crop_proportion: floa
     crop_width = tf.cast(tf.math.rint(crop_proportion * aspect * window_height), tf.int32)
     top, left = (size[0] - crop_height + 1) // 2, (size[1] - crop_width + 1) // 2
     crop = tf.image.crop_to_bounding_box(image, top, left, crop_height, crop_width)
-    return tf.image.resize(crop, [height, width], tf.image.ResizeMethod.BICUBIC)
+    resized = tf.image.resize(crop, [height, width], tf.image.ResizeMethod.BICUBIC)
+    return tf.cast(resized, image.dtype)
 
 
 # ------------------------------------------------------------------------------------------------------- channels
@@ -519,7 +520,7 @@ def apply_policy(image: tf.Tensor, policy: Policy, seed: tf.Tensor, size: int) -
     Args:
       image: [h, w, 3] uint8, or float in [0, 1].
       policy: a `Policy`.
-      seed: int tensor [2]. The crop and each operator get seeds derived from it.
+      seed: int tensor [2]. Each operator gets a seed derived from it.
       size: output height and width in pixels.
 
     Returns:

@@ -24,7 +24,7 @@ from config import Config
 from metrics import KNN, LBFGS, LINEAR_TOP_1, MEAN_PRECISION, REGULARIZATION, WEIGHTED_KNN
 from probing import features, logistic_regression, nearest_neighbors
 from runtime import console, progress, signals, storage, workers
-from runtime.errors import UserError
+from runtime.errors import UserError, first_line
 from sources import classes
 from sources.source import Source
 
@@ -576,8 +576,8 @@ def evaluate_checkpoints(
                 results = evaluator.evaluate_and_write(step, not loaded.not_loaded)
                 if is_run and context.is_chief and not loaded.not_loaded:
                     export(path, results)
-            except (tf.errors.OpError, UserError):
-                if not is_run or _is_usable(path):
+            except (tf.errors.OpError, UserError) as error:
+                if not is_run or _is_usable(path, error):
                     raise
                 continue
             if context.is_chief:
@@ -599,18 +599,20 @@ def _build_model(context, path, flag):
     return model, head_names
 
 
-def _is_usable(path):
-    """Returns whether a checkpoint still exists and can be read. If not, logs why it is skipped."""
+def _is_usable(path, error):
+    """Returns whether a checkpoint still exists and is not corrupt after an error. If not, logs why it is skipped."""
     if not tf.io.gfile.exists(f"{path}.index"):
         console.log(
             f"skipped {path}: the checkpoint was removed before it could be read"
             " (--keep_checkpoint_max)"
         )
         return False
-    reason = checkpoint_files.find_corruption(path)
-    if reason:
-        console.log(f"warning: skipped {path}: the checkpoint is corrupt ({reason})")
-    return not reason
+    is_corrupt = isinstance(error, weight_files.UnreadableWeights) and checkpoint_files.is_readable(
+        path
+    )
+    if is_corrupt:
+        console.log(f"warning: skipped {path}: the checkpoint is corrupt ({first_line(error)})")
+    return not is_corrupt
 
 
 def write_results(directory: str, step: int, results: dict[str, float]) -> None:

@@ -8,7 +8,6 @@ import io
 import os
 import random
 import sys
-import tempfile
 from collections.abc import Collection
 
 from runtime import console
@@ -77,11 +76,11 @@ import evaluate
 import metrics
 import model as model_lib
 import train
-from checkpoints import checkpoint_files, inspection, lock, run_directory
+from checkpoints import inspection, lock, run_directory
 from checkpoints.run_directory import RunContext
 from export import saving
 from inference import gallery
-from runtime import devices, progress, signals, storage, workers
+from runtime import devices, progress, signals, workers
 from sources import datasets, image_checks
 from sources.folders import FolderSource
 
@@ -186,18 +185,16 @@ def _prepare_source(context):
 
 
 def _prepare_directory(context, recorded):
-    """Repairs the run directory, and checks that no other process has started a run in it."""
+    """Cleans up the run directory, and checks that no other process has started a run in it."""
     model_dir = context.config.model_dir
-    if context.is_chief:
-        run_directory.remove_temporary_files(model_dir)
-        checkpoint_files.repair(model_dir)
-        if run_directory.read_run(model_dir).settings != recorded.settings:
-            raise UserError(
-                f"--model_dir={model_dir}: another process has started a run in this directory. Run"
-                " the same command again, or choose another directory."
-            )
-    # The other workers must not read checkpoints before the chief has repaired them.
-    workers.barrier(context.strategy)
+    if not context.is_chief:
+        return
+    run_directory.remove_temporary_files(model_dir)
+    if run_directory.read_run(model_dir).settings != recorded.settings:
+        raise UserError(
+            f"--model_dir={model_dir}: another process has started a run in this directory. Run the"
+            " same command again, or choose another directory."
+        )
 
 
 def _evaluate(context, recorded):
@@ -205,7 +202,7 @@ def _evaluate(context, recorded):
     config, last_step = context.config, None
     if config.checkpoint in (None, recorded.settings.get("checkpoint")):
         last_step = config.train_steps or _count_steps(context, recorded)
-    export = functools.partial(saving.export_evaluated, config, evaluate.results_dir(config))
+    export = functools.partial(saving.export_to_model_dir, config, evaluate.results_dir(config))
     evaluate.evaluate_checkpoints(context, last_step, export)
 
 
@@ -221,16 +218,19 @@ def _finish(context, trained, results, seconds):
     config, source, log = context.config, context.source, trained.log
     if results:
         log.add_results(trained.step, results)
-    console.log("exporting the SavedModel")
     saved_model = saving.export_to_model_dir(
-        config,
-        source.class_names,
-        trained.checkpoint,
-        results,
-        source.multi_label,
-        context.check_lock,
+        config, config.model_dir, trained.checkpoint, results, context.check_lock
     )
-    gallery_path = _write_gallery(context, saved_model)
+    gallery_path = None
+    if config.mode == "train_then_eval" and isinstance(source, FolderSource):
+        gallery_path = gallery.write_for_run(
+            saved_model,
+            source,
+            config.train_split,
+            config.model_dir,
+            config.seed,
+            context.check_lock,
+        )
     result_file = os.path.join(evaluate.results_dir(config), "result.json")
     rows = {
         "steps": trained.step,
@@ -246,32 +246,6 @@ def _finish(context, trained, results, seconds):
     table = [*metrics.result_rows(results), *[None] * bool(results)]
     table += [(name, value) for name, value in rows.items() if value]
     console.log(console.format_table(f"{config.network_name} on {source.name}", table))
-
-
-def _write_gallery(context, saved_model):
-    """Writes a gallery of the images of a folder. Returns the path of the page, or None if it was not written.
-
-    Errors are only logged, because the results of the run are already complete.
-    """
-    config, source = context.config, context.source
-    if config.mode != "train_then_eval" or not isinstance(source, FolderSource):
-        return None
-    try:
-        console.log("writing the gallery")
-        with tempfile.TemporaryDirectory() as scratch:  # `model_dir` may be a gs:// path.
-            files = gallery.write_sample(
-                saved_model, source, config.train_split, scratch, config.seed
-            )
-            context.check_lock()
-            for file in files:
-                with open(file, "rb") as content:
-                    storage.write_bytes(
-                        os.path.join(config.model_dir, os.path.basename(file)), content.read()
-                    )
-        return os.path.join(config.model_dir, os.path.basename(files[0]))
-    except Exception as error:
-        console.log(f"warning: the gallery was not written: {first_line(error)}")
-        return None
 
 
 def run_from_flags(argv: list[str]) -> None:

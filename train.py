@@ -288,10 +288,9 @@ def build_training_state(context: RunContext, directory: str) -> TrainingState:
         schedule = model_lib.build_schedule(config, source.num_examples(config.train_split))
         optimizer = model_lib.build_optimizer(config, schedule, model)
         state = TrainingState(model, optimizer, directory, config.keep_checkpoint_max)
-        newest = checkpoint_files.latest_checkpoint(config.model_dir)
-        if newest is not None:
-            state.resume(newest)
-            console.log(f"resumed at step {state.step} from {newest}")
+        restored = state.restore_newest(config.model_dir, context.strategy)
+        if restored is not None:
+            console.log(f"resumed at step {state.step} from {restored}")
         else:
             _initialize_weights(config, model, source.class_names)
     return state
@@ -410,7 +409,8 @@ def train(context: RunContext) -> TrainingResult:
         contextlib.ExitStack() as stack,
     ):
         state = build_training_state(context, directory)
-        step, checkpoint = state.step, checkpoint_files.latest_checkpoint(config.model_dir)
+        step = state.step
+        checkpoint = checkpoint_files.checkpoint_prefix(config.model_dir, step) if step else None
         context.check_lock()
         # Write only after restoring has succeeded, since invalid settings must not replace the
         # run's own settings.

@@ -1,5 +1,1 @@
-"""Benchmarks against baselines. Each program prints JSON lines; see README.md."""
-
-from runtime import tensorflow_startup
-
-tensorflow_startup.set_environment()
+"""Benchmarks against baselines. One program, `python -m benchmarks NAME`, prints JSON lines; see README.md."""

@@ -1,139 +1,108 @@
-"""Benchmark utilities: arguments, alternating timing, peak memory and JSON output."""
+"""Child process of `python -m benchmarks`, which measures one implementation.
+
+    python -m benchmarks.measure JSON
+
+Imports only the standard library, so that the implementation can also be one in PyTorch, in an
+environment without TensorFlow.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
-import platform
-import resource
-import statistics
-import subprocess
+import os
+import pathlib
 import sys
+import threading
 import time
-import traceback
+from collections.abc import Callable
+from typing import Any
 
-from runtime import child_processes
-from runtime.errors import first_line
+_SAMPLING_SECONDS = 0.005
 
 
-def time_alternately(functions, rounds=5):
-    """Times functions alternately, so that background load affects all of them equally.
+class _PeakMemory:
+    """Context manager that measures the increase in the peak memory of this process.
+
+    The memory is the anonymous memory, which excludes memory-mapped files, because the system can
+    write them back to disk. It is sampled from /proc, so Linux is required. On a GPU, it is the peak
+    of the memory that the library has allocated, including the memory in use before.
+    """
+
+    def __enter__(self):
+        self._samples, self._done = [_anonymous_megabytes()], threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+        return self
+
+    def _sample(self):
+        while not self._done.wait(_SAMPLING_SECONDS):
+            self._samples.append(_anonymous_megabytes())
+
+    def __exit__(self, *_):
+        self._done.set()
+        self._thread.join()
+
+    @property
+    def megabytes(self) -> float:
+        tensorflow, torch = (sys.modules.get(name) for name in ("tensorflow", "torch"))
+        if tensorflow and tensorflow.config.list_physical_devices("GPU"):
+            return tensorflow.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
+        if torch and torch.cuda.is_available():
+            return torch.cuda.max_memory_allocated() / 2**20
+        return max(self._samples) - self._samples[0]
+
+
+def _anonymous_megabytes():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) / 1024
+
+
+def measure(
+    function: str,
+    arguments: dict,
+    calls: int = 1,
+    warm_up: bool = False,
+    images: int = 0,
+    begin: float = 0.0,
+) -> dict[str, Any]:
+    """Builds an implementation and measures it.
 
     Args:
-      functions: dict mapping names to functions without arguments that return when their work is
-        done.
-      rounds: timed calls per function, after one untimed call for compilation.
+      function: module of this package and function. The function returns the implementation, which
+        receives a number of calls, executes them, and returns the last result.
+      arguments: arguments of the function.
+      calls: number of timed calls.
+      warm_up: whether one call precedes the timed calls.
+      images: number of images per call.
+      begin: time at which this process was started, in seconds since the epoch.
 
     Returns:
-      A dict mapping names to the median seconds per call.
+      A dict with `s` (seconds per timed call), `images/s`, `MB` (peak memory), `s to first result`
+      (from `begin`, if `warm_up`), and `result` or, if the result is a dict, its items.
     """
-    seconds = {name: [] for name in functions}
-    for function in functions.values():
-        function()
-    for _ in range(rounds):
-        for name, function in functions.items():
-            begin = time.perf_counter()
-            function()
-            seconds[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    module, name = function.split(".")
+    implementation = getattr(importlib.import_module(f"benchmarks.{module}"), name)(**arguments)
+    with _PeakMemory() as peak:
+        if warm_up:
+            implementation(1)
+        warm, start = time.time(), time.perf_counter()
+        result = implementation(calls)
+        seconds = (time.perf_counter() - start) / calls
+    measured = {
+        "s": seconds,
+        "images/s": images / seconds,
+        "MB": peak.megabytes,
+        "s to first result": warm - begin,
+    }
+    return {**measured, **(result if isinstance(result, dict) else {"result": result})}
 
 
-def first_calls(builders):
-    """Builds functions without arguments, and calls each function once, which compiles it.
-
-    Args:
-      builders: dict mapping names to functions that return a function.
-
-    Returns:
-      functions: dict of the functions that succeeded.
-      seconds: dict with the time of building and calling each of them, in seconds.
-      errors: dict mapping the other names to error messages.
-    """
-    functions, seconds, errors = {}, {}, {}
-    for name, build in builders.items():
-        begin = time.perf_counter()
-        try:
-            function = build()
-            function()
-        except Exception as error:
-            traceback.print_exc()
-            errors[name] = describe(error)
-        else:
-            functions[name], seconds[name] = function, time.perf_counter() - begin
-    return functions, seconds, errors
+def repeated(function: Callable) -> Callable[[int], Any]:
+    """Returns an implementation that calls `function` the given number of times."""
+    return lambda calls: [function() for _ in range(calls)][-1]
 
 
-def describe(error):
-    """Returns the class and the first line of an exception's message."""
-    return f"{type(error).__name__}: {first_line(error)}"
-
-
-def peak_megabytes():
-    """Returns the peak resident memory of this process, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def peak_of(function):
-    """Calls a function, and returns its peak memory in MB.
-
-    On a GPU, this is the peak of the memory that TensorFlow has allocated, including the memory in
-    use before the call. On a CPU, it is the increase in the peak resident memory of this process.
-    """
-    import tensorflow as tf
-
-    if tf.config.list_physical_devices("GPU"):
-        tf.config.experimental.reset_memory_stats("GPU:0")
-        function()
-        return tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
-    before = peak_megabytes()
-    function()
-    return peak_megabytes() - before
-
-
-def in_child(module, *arguments):
-    """Runs `python -m module arguments...` in a new process and parses the last line of its output as JSON."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    process = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    return json.loads(process.stdout.decode().splitlines()[-1])
-
-
-def parse_sizes(text):
-    """Parses comma-separated positive integers, for use as `type` in argparse."""
-    sizes = tuple(map(int, text.split(",")))
-    if min(sizes) < 1:
-        raise ValueError(text)
-    return sizes
-
-
-def line(benchmark, case, unit, ours, baseline, **details):
-    """Returns the content of a JSON line; `ratio` is ours / baseline for every unit (s, MB, images/s)."""
-    ratio = round(float(ours / baseline), 3) if ours is not None and baseline else None
-    return dict(
-        benchmark=benchmark,
-        case=case,
-        unit=unit,
-        ours=_round(ours),
-        baseline=_round(baseline),
-        ratio=ratio,
-        **details,
-    )
-
-
-def report(benchmark, case, unit, ours, baseline, **details):
-    """Prints a JSON line; see `line`."""
-    print(json.dumps(line(benchmark, case, unit, ours, baseline, **details)), flush=True)
-
-
-def _round(value):
-    """Rounds to four significant digits. Further digits would be noise."""
-    return None if value is None else float(f"{value:.4g}")
-
-
-def report_machine():
-    """Prints one JSON line with the processor, its cores and the software versions."""
-    import tensorflow as tf
-
-    name, cores = child_processes.cpu_info()
-    line = dict(
-        processor=name, cores=cores, python=platform.python_version(), tensorflow=tf.__version__
-    )
-    print(json.dumps(line), flush=True)
+if __name__ == "__main__":
+    line = json.dumps(measure(**json.loads(sys.argv[1])))
+    os.write(1, f"{line}\n".encode())

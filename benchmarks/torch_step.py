@@ -1,9 +1,11 @@
 """Baseline for training steps: the same networks and losses in PyTorch.
 
-This module imports only PyTorch. The names of the weights are those of `checkpoints.torch_names`.
+This module does not import TensorFlow. The names of the weights are those of `checkpoints.torch_names`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -24,123 +26,107 @@ class Block(nn.Module):
         super().__init__()
         outputs = 4 * width if bottleneck else width
         # (input channels, output channels, kernel size, stride)
-        shapes = (
-            [(inputs, width, 1, 1), (width, width, 3, strides), (width, outputs, 1, 1)]
-            if bottleneck
-            else [(inputs, width, 3, strides), (width, outputs, 3, 1)]
-        )
+        shapes = [(inputs, width, 3, strides), (width, outputs, 3, 1)]
+        if bottleneck:
+            shapes = [(inputs, width, 1, 1), (width, width, 3, strides), (width, outputs, 1, 1)]
         self.depth = len(shapes)
         for index, shape in enumerate(shapes, 1):
             self.add_module(f"conv{index}", _convolution(*shape))
             self.add_module(f"bn{index}", nn.BatchNorm2d(shape[1]))
-        self.downsample = (
-            nn.Sequential(_convolution(inputs, outputs, 1, strides), nn.BatchNorm2d(outputs))
-            if project
-            else nn.Identity()
-        )
+        shortcut = _convolution(inputs, outputs, 1, strides), nn.BatchNorm2d(outputs)
+        self.downsample = nn.Sequential(*shortcut if project else ())
 
-    def forward(self, inputs):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps [n, c, h, w] to [n, c', h / strides, w / strides]."""
-        outputs = inputs
+        x = inputs
         for index in range(1, self.depth + 1):
-            outputs = getattr(self, f"bn{index}")(getattr(self, f"conv{index}")(outputs))
-            if index < self.depth:
-                outputs = torch.relu(outputs)
-        return torch.relu(outputs + self.downsample(inputs))
+            x = x if index == 1 else torch.relu(x)
+            x = getattr(self, f"bn{index}")(getattr(self, f"conv{index}")(x))
+        return torch.relu(x + self.downsample(inputs))
 
 
 class Network(nn.Module):
-    """A ResNet with a projection head and a linear head."""
+    """A ResNet with a projection head of three layers and a linear head for ten classes."""
 
-    def __init__(self, depth, cifar_stem, classes=10, out_dim=128, num_layers=3):
+    def __init__(self, depth, cifar_stem):
         """Creates the network.
 
         Args:
           depth: 10, 18 or 50.
           cifar_stem: whether the first layer is a 3x3 convolution, rather than a 7x7 convolution
             with max pooling.
-          classes: number of classes.
-          out_dim: size of the projections.
-          num_layers: number of layers in the projection head.
         """
         super().__init__()
         bottleneck, counts = _NETWORKS[depth]
         self.conv1 = _convolution(3, 64, 3) if cifar_stem else _convolution(3, 64, 7, 2)
         self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.Identity() if cifar_stem else nn.MaxPool2d(3, 2, ceil_mode=True)
-        channels, groups = 64, []
+        channels, self.groups = 64, [f"layer{group}" for group in range(1, 5)]
         for group, count in enumerate(counts):
-            blocks = []
+            width, blocks = 64 * 2**group, []
             for index in range(count):
                 strides = 2 if group and not index else 1
-                blocks.append(Block(channels, 64 * 2**group, strides, bottleneck, not index))
-                channels = 64 * 2**group * (4 if bottleneck else 1)
-            groups.append(nn.Sequential(*blocks))
-        self.layer1, self.layer2, self.layer3, self.layer4 = groups
+                blocks.append(Block(channels, width, strides, bottleneck, not index))
+                channels = width * (4 if bottleneck else 1)
+            self.add_module(self.groups[group], nn.Sequential(*blocks))
         self.projection_head = nn.ModuleDict()
-        for index in range(num_layers):
-            is_last = index == num_layers - 1
-            outputs = out_dim if is_last else channels
-            norm = nn.BatchNorm1d(outputs)
-            if is_last:
-                norm.register_parameter("bias", None)
-            self.projection_head[f"layer{index}"] = nn.ModuleDict(
-                dict(linear=nn.Linear(channels, outputs, bias=False), bn=norm)
-            )
-        self.linear_head = nn.Linear(channels, classes)
+        for index, outputs in enumerate((channels, channels, 128)):
+            linear, norm = nn.Linear(channels, outputs, bias=False), nn.BatchNorm1d(outputs)
+            layer = nn.ModuleDict(dict(linear=linear, bn=norm))
+            self.projection_head[f"layer{index}"] = layer
+        norm.register_parameter("bias", None)
+        self.linear_head = nn.Linear(channels, 10)
 
-    def forward(self, images):
-        """Maps images [n, 3, h, w] to projections [n, out_dim] and logits of the linear head [n, classes]."""
-        outputs = self.maxpool(torch.relu(self.bn1(self.conv1(images))))
-        for group in (self.layer1, self.layer2, self.layer3, self.layer4):
-            outputs = group(outputs)
-        hidden = outputs.float().mean([2, 3])
-        logits = self.linear_head(hidden.detach())
-        last = len(self.projection_head) - 1
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Maps images [n, 3, h, w] to projections [n, 128] and logits of the linear head [n, 10]."""
+        x = self.maxpool(torch.relu(self.bn1(self.conv1(images))))
+        for group in self.groups:
+            x = getattr(self, group)(x)
+        x = x.float().mean([2, 3])
+        logits = self.linear_head(x.detach())
         for index, layer in enumerate(self.projection_head.values()):
-            hidden = layer["bn"](layer["linear"](hidden))
-            hidden = torch.relu(hidden) if index < last else hidden
-        return hidden, logits
+            x = layer["bn"](layer["linear"](torch.relu(x) if index else x))
+        return x, logits
 
 
-def nt_xent(projections):
-    """Returns NT-Xent with the scale of `objective.add_contrastive_loss`, for projections [2n, d]."""
-    with torch.autocast(projections.device.type, enabled=False):
+def losses(network: Network, views: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Returns NT-Xent, scaled as in `objective`, and the linear head's loss, for views [2n, 3, h, w] and labels [n]."""
+    projections, logits = network(views)
+    with torch.autocast(views.device.type, enabled=False):
         z = functional.normalize(projections.float(), dim=1)
         similarities = (z @ z.T / _TEMPERATURE).fill_diagonal_(-1e9)
     positives = torch.arange(len(z), device=z.device).roll(len(z) // 2)
-    return 2 * functional.cross_entropy(similarities, positives)
+    head_loss = functional.cross_entropy(logits.float(), torch.cat([labels, labels]))
+    return 2 * functional.cross_entropy(similarities, positives), head_loss
 
 
-def losses(network, views, labels):
-    """Returns the contrastive loss and the loss of the linear head, for views [2n, 3, h, w] and labels [n]."""
-    projections, logits = network(views)
-    return nt_xent(projections), functional.cross_entropy(
-        logits.float(), torch.cat([labels, labels])
-    )
-
-
-def make_step(network, precision="float32", backend=None):
-    """Returns a function that runs one step on (views [2n, 3, h, w], labels [n]) and returns the loss as a tensor.
+def step(
+    depth: int, size: int, batch: int, precision: str, cifar_stem: bool, backend: str | None = None
+) -> Callable[[int], float]:
+    """Training steps on random views in the memory of the device; see `measure.measure`.
 
     The optimizer is SGD with momentum, which costs less than LARS. With float16, the loss is not
-    scaled.
-
-    Args:
-      network: a `Network`.
-      precision: float32, tf32 (the same here), mixed_float16 or mixed_bfloat16.
-      backend: backend of `torch.compile` for the network and the losses, or None.
+    scaled. `backend` is the backend of `torch.compile`, or None.
     """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")  # As in TensorFlow, float32 uses TF32.
+    torch.backends.cudnn.benchmark = True
+    torch.manual_seed(1)
+    layout = dict(device=device, memory_format=torch.channels_last)
+    views = torch.rand(2 * batch, 3, size, size).to(**layout)
+    labels = torch.randint(10, (batch,), device=device)
+    network = Network(depth, cifar_stem).to(**layout)
     compute = losses if backend is None else torch.compile(losses, backend=backend)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-6)
     dtype = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}.get(precision)
 
-    def step(views, labels):
-        with torch.autocast(views.device.type, dtype, enabled=dtype is not None):
-            loss = sum(compute(network, views, labels))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+    def run_steps(calls):
+        for _ in range(calls):
+            with torch.autocast(device, dtype, enabled=dtype is not None):
+                loss = sum(compute(network, views, labels))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return loss.item()
 
-    return step
+    return run_steps

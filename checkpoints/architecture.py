@@ -1,98 +1,120 @@
-"""Infers the architecture of a network from the shapes of its tensors."""
+"""Infers the architecture of a network from the names and shapes of its variables."""
 
 from __future__ import annotations
 
-import re
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 
 import resnet
-from checkpoints import tf1_names, weight_files
-from checkpoints.weight_files import WeightFile
+from resnet import LayerSpec
+
+ENCODER, PROJECTION_HEAD = "model/resnet_model/", "model/_projection_head/linear_layers/"
+LINEAR_HEAD = "model/supervised_head/linear_layer/dense/"
+_MAX_PROJ_LAYERS = 100
 
 
-def infer_flags(weights: WeightFile) -> dict | None:
-    """Infers a network's settings from the number and shapes of the tensors in its weight file.
+@functools.cache
+def all_keys() -> frozenset[str]:
+    """Returns the checkpoint keys of all networks that this program supports.
+
+    The encoders have one more block per group than the largest supported one, so that a larger
+    encoder is not mistaken for a supported one.
+    """
+    blocks = tuple(max(counts) + 1 for counts in zip(*(b for _, b in resnet.DEPTHS.values())))
+    encoders = itertools.product((False, True), [blocks], [1], (False, True), (0, 1), (0, 1))
+    layers = {ENCODER + spec.key: spec.kind for args in encoders for spec in _specs(*args)}
+    for index in range(_MAX_PROJ_LAYERS):
+        layers[f"{PROJECTION_HEAD}{index}/dense"] = resnet.CONVOLUTION_WITH_BIAS
+        layers[f"{PROJECTION_HEAD}{index}/bn_relu/bn"] = resnet.BATCH_NORM
+    layers[LINEAR_HEAD.rstrip("/")] = resnet.CONVOLUTION_WITH_BIAS
+    return frozenset(f"{key}/{variable}" for key, kind in layers.items() for variable in kind)
+
+
+def checkpoint_names(layers: Iterable[LayerSpec]) -> list[str]:
+    """Returns the keys of an encoder's layers in a checkpoint."""
+    return [ENCODER + spec.key for spec in layers]
+
+
+def match_encoder(
+    shapes: Mapping[str, tuple], layer_names: Callable[[list[LayerSpec]], list[str]]
+) -> tuple[dict, dict[str, str]] | None:
+    """Finds the encoder whose variables have the given names and shapes.
+
+    Args:
+      shapes: dict mapping the names of an encoder's variables to shapes.
+      layer_names: function that returns the names of an encoder's layers in this file format.
+
+    Returns:
+      A dict of `Config` settings, and a dict mapping checkpoint keys to names. None if this program
+      does not support the encoder.
+    """
+    layers_in_file = {name.rpartition("/")[0] for name in shapes}
+    for cifar_stem, has_sk, has_se, (depth, (bottleneck, blocks)) in itertools.product(
+        (False, True), (False, True), (False, True), resnet.DEPTHS.items()
+    ):
+        specs = _specs(bottleneck, blocks, 1, cifar_stem, has_sk, has_se)
+        names = {spec.key: name for spec, name in zip(specs, layer_names(specs))}
+        if set(names.values()) != layers_in_file:
+            continue
+        # Output channels of the last layer of each name, such as `conv2d`.
+        channels = {
+            key.rpartition("/")[2]: shapes.get(f"{name}/kernel", (0,))[-1]
+            for key, name in names.items()
+        }
+        filters = channels["conv2d"] // (4 if bottleneck else 1)  # inner width of the last block
+        if filters < 512:
+            continue
+        # Basic blocks have no SK convolution.
+        sk_ratio = channels.get("conv2d_0", filters / 16) / filters if has_sk else 0.0
+        se_ratio = channels["se_reduce"] / filters if has_se else 0.0
+        width = filters // 512
+        variables = {
+            (f"{ENCODER}{spec.key}/{variable}", f"{names[spec.key]}/{variable}"): shape
+            for spec in resnet.layer_specs(
+                bottleneck, blocks, width, cifar_stem, sk_ratio, se_ratio
+            )
+            for variable, shape in spec.variables().items()
+        }
+        if {name: shape for (_, name), shape in variables.items()} == shapes:
+            settings = dict(
+                resnet_depth=depth,
+                width_multiplier=width,
+                sk_ratio=sk_ratio,
+                se_ratio=se_ratio,
+                stem="cifar" if cifar_stem else "imagenet",
+            )
+            return settings, dict(variables.keys())
+    return None
+
+
+def infer_flags(shapes: Mapping[str, tuple]) -> dict | None:
+    """Infers a network's settings from the shapes of its variables.
+
+    Args:
+      shapes: dict mapping checkpoint keys to shapes.
 
     Returns:
       A dict that maps names of `Config` settings to values, or None if this program does not
       support the encoder. The dict also contains `num_classes`, which is None if there is no linear
       head.
     """
-    kernels = _encoder_kernels(weights)
-    encoder = _encoder_flags(weights, kernels)
-    if encoder is None:
+    encoder = {key: shape for key, shape in shapes.items() if key.startswith(ENCODER)}
+    match = match_encoder(encoder, checkpoint_names)
+    if match is None:
         return None
-    layers = _sorted_shapes(
-        weights,
-        (
-            r"head_contrastive/n?l_\d+/dense/kernel"
-            if weights.is_tf1
-            else r"model/_projection_head/linear_layers/\d+/dense/kernel"
-        ),
-    )
-    flags = dict(encoder, proj_head_mode={0: "none", 1: "linear"}.get(len(layers), "nonlinear"))
+    layers = [
+        shapes[key]
+        for index in range(_MAX_PROJ_LAYERS)
+        if (key := f"{PROJECTION_HEAD}{index}/dense/kernel") in shapes
+    ]
+    flags = dict(match[0], proj_head_mode={0: "none", 1: "linear"}.get(len(layers), "nonlinear"))
     if len(layers) > 1:
         flags["num_proj_layers"] = len(layers)
     if layers:
         flags["proj_out_dim"] = layers[-1][-1]
-    return dict(flags, num_classes=weight_files.head_size(weights))
+    return dict(flags, num_classes=shapes.get(f"{LINEAR_HEAD}kernel", (None,))[-1])
 
 
-def _sorted_shapes(weights, pattern):
-    """Returns the shapes of the tensors whose names match `pattern`, sorted by the numbers in their names."""
-    names = [name for name in weights.shapes if re.fullmatch(pattern, name)]
-    return [
-        weights.shapes[name]
-        for name in sorted(names, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
-    ]
-
-
-def _encoder_kernels(weights):
-    """Returns the kernel shapes of the encoder's convolutions in call order."""
-    if weights.is_tf1:
-        return _sorted_shapes(weights, r"base_model/conv2d(?:_\d+)?/kernel")
-    keys = [
-        key
-        for key in weights.shapes
-        if key.startswith("model/resnet_model/") and key.endswith("/kernel")
-    ]
-    return [
-        weights.shapes[key]
-        for key in sorted(keys, key=lambda key: tf1_names.call_order(key.rpartition("/")[0]))
-    ]
-
-
-def _encoder_flags(weights, kernels):
-    """Returns the settings for depth, width, SK ratio, SE ratio and stem, or None if no ResNet matches."""
-    has_se = any(
-        re.search(r"(?:base_model/conv2d(?:_\d+)?|se_expand)/bias$", name)
-        for name in weights.shapes
-    )
-    deep_stem = (
-        len(kernels) > 3
-        and kernels[1] == (3, 3, kernels[0][3], kernels[0][3])
-        and kernels[2] == (3, 3, kernels[0][3], 2 * kernels[0][3])
-    )
-    has_sk_shortcut = any(
-        re.search(r"block_groups/0/layers/0/(?:projection|shortcut)_layers/2/", name)
-        for name in weights.shapes
-    )
-    for has_sk in (deep_stem or has_sk_shortcut, True):
-        for depth, (bottleneck, blocks) in resnet.DEPTHS.items():
-            convolutions_per_block = (5 if has_sk else 3) if bottleneck else 2
-            if len(kernels) != (3 if deep_stem else 1) + 4 + sum(blocks) * (
-                convolutions_per_block + 2 * has_se
-            ):
-                continue
-            # This is the inner width of the last block.
-            filters = kernels[-1][-1] // (4 if bottleneck else 1)
-            sk_kernel = kernels[-5 if has_se else -3]
-            # Basic blocks have no SK convolution.
-            ratio = sk_kernel[-1] / filters if bottleneck else 1 / 16
-            return dict(
-                resnet_depth=depth,
-                width_multiplier=filters // 512,
-                sk_ratio=ratio if has_sk else 0.0,
-                se_ratio=kernels[-2][-1] / filters if has_se else 0.0,
-                stem="imagenet" if deep_stem or kernels[0][0] == 7 else "cifar",
-            )
-    return None
+def _specs(bottleneck, blocks, width, cifar_stem, has_sk, has_se):
+    return list(resnet.layer_specs(bottleneck, blocks, width, cifar_stem, has_sk / 16, has_se / 16))

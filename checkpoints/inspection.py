@@ -21,7 +21,7 @@ def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int |
     Raises:
       UserError: this program does not support the encoder.
     """
-    flags = architecture.infer_flags(file)
+    flags = architecture.infer_flags(file.shapes)
     if flags is None:
         raise UserError(
             f"{file.path}: unsupported encoder (no ResNet of depth 10 to 200 matches its "
@@ -45,6 +45,7 @@ class CheckpointInfo:
     has_training_config: bool
     step: int | None
     multi_label: bool
+    file: WeightFile
 
 
 def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | None:
@@ -54,7 +55,7 @@ def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | Non
     `image_size`. The same applies to `ft_proj_selector`, the input of the linear head, if
     `with_head_input` is set.
     """
-    flags, (description, settings) = architecture.infer_flags(file), _recorded_settings(file)
+    flags, (description, settings) = architecture.infer_flags(file.shapes), _recorded_settings(file)
     settings = select_settings(settings or {}) or {}
     recorded = dict(
         image_size=description.get("image_size") or settings.get("image_size"),
@@ -82,8 +83,10 @@ def _recorded_settings(file):
     return description, description.get("flags") or run_directory.read_flags(directory)
 
 
-def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointInfo:
-    """Returns the `CheckpointInfo` of a checkpoint or SavedModel.
+def inspect_checkpoint(
+    path: str, image_size: int | None = None, flag: str = "--checkpoint"
+) -> CheckpointInfo:
+    """Returns the `CheckpointInfo` of a checkpoint or SavedModel. `flag` is the flag whose value is `path`.
 
     The network is inferred from the tensors. All other information is read from the run or
     SavedModel.
@@ -91,23 +94,20 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     Raises:
       UserError: the weights or the recorded settings are unusable.
     """
-    file = weight_files.open_weights(path)
+    file = weight_files.open_weights(path, flag)
     directory, (description, settings) = os.path.dirname(file.path), _recorded_settings(file)
     size = image_size or description.get("image_size") or (settings or {}).get("image_size", 224)
     config, classes = infer_config(file)
     recorded_settings = select_settings(settings or {})
     network = {name: getattr(config, name) for name in settings_with("network")}
     center_crop = {name: description[name] for name in ("eval_center_crop",) if name in description}
-    if recorded_settings is None:
-        raise UserError(
-            f"--checkpoint={path}: the recorded settings have values of the wrong type. Restore "
-            "flags.json, or export the SavedModel again."
-        )
     try:
+        if recorded_settings is None:
+            raise UserError("a value has the wrong type")
         config = Config(**{**recorded_settings, **network, **center_crop, "image_size": size})
     except UserError as error:
         raise UserError(
-            f"--checkpoint={path}: the recorded settings are invalid ({str(error).rstrip('.')})."
+            f"{flag}={path}: the recorded settings are invalid ({str(error).rstrip('.')})."
             " Restore flags.json, or export the SavedModel again."
         ) from error
     multi_label = not file.is_torch and description.get(
@@ -116,12 +116,13 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     names = file.class_names or (
         None if classes is None else [f"class {index}" for index in range(classes)]
     )
-    results = description.get("results") or storage.read_json(
-        os.path.join(directory, f"result_{file.step}.json")
-    )
-    results = results if isinstance(results, dict) and not file.is_torch else None
+    results = None
+    if not file.is_torch:
+        results = description.get("results") or storage.read_json(
+            os.path.join(directory, f"result_{file.step}.json")
+        )
     step = description.get("step") if file.step is None else file.step
-    return CheckpointInfo(config, names, results, settings is not None, step, multi_label)
+    return CheckpointInfo(config, names, results, settings is not None, step, multi_label, file)
 
 
 def read_recorded(config: Config) -> Recorded:

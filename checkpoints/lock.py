@@ -1,9 +1,7 @@
 """Locks for training in a directory, for exporting to it, and for runs of the paper's tables.
 
-Only one process at a time can hold a lock. This module uses `fcntl.flock` instead of the filelock
-library, because filelock truncates the lock file before it acquires the lock. A process that cannot
-acquire the lock would thus erase the owner's name or another program's data. In addition, filelock
-does not support checks between opening and locking, and deletes the file on release.
+This module uses `fcntl.flock` instead of the filelock library, because filelock truncates the file
+before it acquires the lock, and thus erases the owner's name.
 """
 
 from __future__ import annotations
@@ -24,17 +22,19 @@ _POLL_SECONDS = 0.2
 
 def is_held(directory: str) -> bool:
     """Returns whether a process holds the lock for training in `directory`, or False if locks are not supported."""
-    path = os.path.join(directory, TRAIN)
-    if "://" in directory or not os.path.isfile(path) or os.path.islink(path):
-        return False
     try:
-        with open(path, "rb") as file:
+        with open(os.path.join(directory, TRAIN), opener=_open_regular_file) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Closing the file releases the lock.
     except BlockingIOError:
         return True
     except OSError:
         return False
     return False
+
+
+def _open_regular_file(path, flags):
+    # The target of a link could be truncated, and a FIFO could block.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 class InUse(UserError):
@@ -51,6 +51,10 @@ class Lock:
     The operating system releases the lock when the process ends, even if it crashes. If the storage
     does not support locks (gs://, some network file systems), the directory is not locked, and
     training logs a warning.
+
+    Attributes:
+      descriptors: file descriptors that hold the lock. A child process that inherits them holds the
+        lock until it ends, too. Empty if the storage does not support locks.
     """
 
     def __init__(
@@ -67,62 +71,46 @@ class Lock:
 
         Raises:
           InUse: another process holds the lock and `wait` is False.
-          UserError: the lock file cannot be used.
+          UserError: the lock file cannot be opened.
           Stopped: a signal was received while waiting.
         """
-        self._path, self._directory, self._flag = os.path.join(directory, name), directory, flag
-        self._name, self._wait = name, wait
-        self._file = None if "://" in directory else self._open()
-
-    def _open(self):
+        self._path, self._argument = os.path.join(directory, name), f"{flag}={directory}"
+        self._file, self.descriptors = None, ()
+        if "://" in directory:
+            return
         try:
-            # O_NOFOLLOW is set because a link could point to another program's file, which would be
-            # truncated below.
-            descriptor = os.open(
-                self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666
+            self._file = open(  # noqa: SIM115  (closed by `__exit__`)
+                self._path, "a+", errors="replace", opener=_open_regular_file
             )
-            file = os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
         except OSError as error:
             raise UserError(
-                f"{self._flag}={self._directory}: {self._name} cannot be opened"
-                f" ({error.strerror or error}). Remove the file if it is not a regular file, or"
-                " choose another directory."
+                f"{self._argument}: {name} cannot be opened ({error.strerror or error}). Remove the"
+                " file if it is not a regular file, or choose another directory."
             ) from error
         try:
-            self._lock(file)
-        except BlockingIOError as error:
-            owner = file.read(_MAX_OWNER_CHARACTERS).strip() or "another process"
-            file.close()
-            raise InUse(
-                f"{self._flag}={self._directory}: the directory is in use by {owner}. Wait for that"
-                " run to end, stop it, or choose another directory.",
-                owner,
-            ) from error
+            self._acquire(wait)
         except OSError:
-            file.close()
-            return None
-        content = file.read(_MAX_OWNER_CHARACTERS)
-        if content and not content.startswith("process "):
-            file.close()
-            raise UserError(
-                f"{self._flag}={self._directory}: {self._name} was not written by this program."
-                " Choose another directory."
-            )
-        file.seek(0)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        return file
+            self._file.close()
+            return
+        self.descriptors = (self._file.fileno(),)
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self._file.flush()
 
-    def _lock(self, file):
-        """Locks an open file. Raises `BlockingIOError` if another process holds the lock and `wait` is False."""
+    def _acquire(self, wait):
         is_logged = False
         while True:
             try:
-                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not self._wait:
-                    raise
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if not wait:
+                    self._file.seek(0)
+                    owner = self._file.read(_MAX_OWNER_CHARACTERS).strip() or "another process"
+                    raise InUse(
+                        f"{self._argument}: the directory is in use by {owner}. Wait for that run"
+                        " to end, stop it, or choose another directory.",
+                        owner,
+                    ) from error
             if not is_logged:
                 console.log(f"waiting for another process to release {self._path}")
                 is_logged = True
@@ -130,10 +118,10 @@ class Lock:
             time.sleep(_POLL_SECONDS)
 
     def __enter__(self) -> Lock:
-        if self._file is None and self._name != EXPORT:
+        if not self.descriptors and not self._path.endswith(EXPORT):
             console.log(
-                f"warning: {self._flag}={self._directory}: the file system does not support locks."
-                " Do not start a second run in this directory."
+                f"warning: {self._argument}: the file system does not support locks. Do not start"
+                " a second run in this directory."
             )
         return self
 
@@ -141,22 +129,17 @@ class Lock:
         if self._file is not None:
             self._file.close()
 
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """File descriptors that hold the lock. A child process that inherits them holds the lock until it ends, too."""
-        return () if self._file is None else (self._file.fileno(),)
-
     def check(self) -> None:
         """Raises `UserError` if the directory was removed or replaced, since another process may use the new one."""
-        if self._file is None:
-            return
         try:
-            file_stat = os.stat(self._path, follow_symlinks=False)
+            is_same = not self.descriptors or os.path.samestat(
+                os.stat(self._path, follow_symlinks=False), os.fstat(*self.descriptors)
+            )
         except OSError:
-            file_stat = None
-        if file_stat is None or not os.path.samestat(file_stat, os.fstat(self._file.fileno())):
+            is_same = False
+        if not is_same:
             raise UserError(
-                f"{self._flag}={self._directory}: the directory was removed or replaced during the"
-                f" run ({self._name} is not the file that was locked). No further files were"
-                " written. Restore the directory, or run the same command again."
+                f"{self._argument}: the directory was removed or replaced during the run"
+                f" ({self._path} is not the file that was locked). No further files were written."
+                " Restore the directory, or run the same command again."
             )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import subprocess
+from collections.abc import Iterator
 
-from runtime import storage
+import tensorflow as tf
+
+from runtime import child_processes, progress, storage
 from runtime.errors import UserError
 
-_FILE = "record.json"
+FILE = "record.json"
+_TIME = "time.json"
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +45,8 @@ class Record:
         Raises:
           UserError: the record is corrupt.
         """
-        path = os.path.join(directory, _FILE)
-        if not storage.is_file(path) or not os.path.getsize(path):
+        path = os.path.join(directory, FILE)
+        if not storage.is_file(path) or not tf.io.gfile.stat(path).length:
             return None
         content = storage.read_json(path, default={})
         if content.keys() != {field.name for field in dataclasses.fields(cls)}:
@@ -48,4 +55,52 @@ class Record:
 
     def write(self, directory: str) -> None:
         """Writes record.json atomically. Call this after all other files of the run are complete."""
-        storage.write_json(os.path.join(directory, _FILE), dataclasses.asdict(self))
+        storage.write_json(os.path.join(directory, FILE), dataclasses.asdict(self))
+
+
+def finish(directory: str, settings: dict, results: dict, diverged: bool = False) -> Record:
+    """Writes and returns the `Record` of a run on this machine, with the seconds from `timing`."""
+    seconds = _read_seconds(directory)
+    record = Record(settings, results, diverged, seconds, machine(), version())
+    record.write(directory)
+    return record
+
+
+@contextlib.contextmanager
+def timing(directory: str) -> Iterator[None]:
+    """Adds the duration of the context, an attempt at a run, to the seconds in time.json."""
+    before, elapsed = _read_seconds(directory), progress.stopwatch()
+    try:
+        yield
+    finally:
+        seconds = round(before + elapsed(), 1)
+        storage.write_json(os.path.join(directory, _TIME), dict(seconds=seconds))
+
+
+def _read_seconds(directory):
+    return storage.read_json(os.path.join(directory, _TIME), default={}).get("seconds", 0.0)
+
+
+def machine() -> str:
+    """Returns one line with the processor, its number of cores, and the accelerators."""
+    accelerators = [
+        device.device_type
+        for device in tf.config.list_physical_devices()
+        if device.device_type != "CPU"
+    ]
+    processor, cores = child_processes.cpu_info()
+    return ", ".join(
+        [
+            processor,
+            "1 core" if cores == 1 else f"{cores} cores",
+            *(f"{accelerators.count(name)} x {name}" for name in sorted(set(accelerators))),
+        ]
+    )
+
+
+def version() -> str:
+    """Returns the program's Git version. A trailing + indicates uncommitted changes. Empty outside a repository."""
+    with contextlib.suppress(OSError):  # Git is not installed.
+        git = ("git", "describe", "--always", "--abbrev=10", "--dirty=+")
+        return subprocess.run(git, cwd=_ROOT, capture_output=True, text=True).stdout.strip()
+    return ""

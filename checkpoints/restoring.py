@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,17 +12,19 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from checkpoints import inspection, weight_files
+import model as model_lib
+from checkpoints import architecture, inspection, weight_files
 from checkpoints.weight_files import WeightFile
+from runtime import console
 from runtime.errors import UserError
 from sources import classes
 
 _MAX_LISTED = 3  # maximum number of mismatches in an error message
-# Model part -> prefixes of its keys in TF2 and TF1 checkpoints.
+# Model part -> prefix of its checkpoint keys.
 PARTS = {
-    "encoder": ("model/resnet_model/", "base_model/"),
-    "projection head": ("model/_projection_head/", "head_contrastive/"),
-    "linear head": ("model/supervised_head/", "head_supervised/"),
+    "encoder": architecture.ENCODER,
+    "projection head": architecture.PROJECTION_HEAD,
+    "linear head": architecture.LINEAR_HEAD,
 }
 
 
@@ -59,19 +62,14 @@ def find_mismatches(model_shapes: dict[str, tuple], file_shapes: dict[str, tuple
     ]
 
 
-def shapes_by_name(variables: dict[str, tf.Variable], names: dict[str, str]) -> dict[str, tuple]:
-    """Returns a dict mapping the names of variables in a file to their shapes.
-
-    Args:
-      variables: dict mapping checkpoint keys to variables.
-      names: dict mapping the same keys to names in the file.
-    """
-    return {names[key]: tuple(variable.shape) for key, variable in variables.items()}
+def shapes_of(variables: dict[str, tf.Variable]) -> dict[str, tuple]:
+    """Returns a dict mapping checkpoint keys to the shapes of variables."""
+    return {key: tuple(variable.shape) for key, variable in variables.items()}
 
 
-def filter_by_prefix(prefixes: str | tuple[str, ...], entries: dict) -> dict:
-    """Returns the dict entries whose keys start with one of the prefixes."""
-    return {key: value for key, value in entries.items() if key.startswith(prefixes)}
+def filter_by_prefix(prefix: str, entries: dict) -> dict:
+    """Returns the dict entries whose keys start with the prefix."""
+    return {key: value for key, value in entries.items() if key.startswith(prefix)}
 
 
 def raise_on_mismatches(flag: str, file: WeightFile, lines: list[str]) -> None:
@@ -95,22 +93,21 @@ def format_flags(flags: dict) -> str:
     return " ".join(f"--{name}={value}" for name, value in flags.items() if name != "num_classes")
 
 
-def _assign(variables, names, file, columns=None):
+def _assign(variables, file, columns=None):
     """Assigns the tensors in a file to variables.
 
     Args:
       variables: dict mapping keys to variables.
-      names: dict mapping keys to names in the file.
       file: the `WeightFile`.
       columns: None if the classes match. Otherwise, for each of the model's classes, its column in
         the file's linear head, or -1 if the file does not contain the class.
     """
     read = file.reader()
-    arrays = {key: read(names[key]) for key in variables}  # Read all arrays before assigning any.
+    arrays = {key: read(key) for key in variables}  # Read all arrays before assigning any.
     for key, array in arrays.items():
         if not np.isfinite(array).all():
             raise UserError(
-                f"{file.path}: {names[key]} contains NaN or Inf. Use a checkpoint from before"
+                f"{file.path}: {key} contains NaN or Inf. Use a checkpoint from before"
                 " training diverged."
             )
     for key, variable in variables.items():
@@ -161,10 +158,10 @@ def load_parts(
     """
     file = weight_files.open_weights(path, flag)
     variables = variables_by_key(model=model)
-    names, matching, not_loaded, columns = file.names_by_key(variables), {}, {}, None
-    for part, prefixes in PARTS.items():
-        part_variables = filter_by_prefix(prefixes, variables)
-        file_shapes = filter_by_prefix(prefixes, file.shapes)
+    matching, not_loaded, columns = {}, {}, None
+    for part, prefix in PARTS.items():
+        part_variables = filter_by_prefix(prefix, variables)
+        file_shapes = filter_by_prefix(prefix, file.shapes)
         differences = []
         if (
             part == "linear head"
@@ -181,7 +178,7 @@ def load_parts(
                     class_names, file.class_names, "the data set", "the checkpoint"
                 )
                 differences = [f"different classes: {text}"]
-        differences += find_mismatches(shapes_by_name(part_variables, names), file_shapes)
+        differences += find_mismatches(shapes_of(part_variables), file_shapes)
         if not differences:
             matching.update(part_variables)
             continue
@@ -194,7 +191,7 @@ def load_parts(
         if part in required:
             raise_on_mismatches(flag, file, differences)
         not_loaded[part] = differences[0] if part_variables else "this model has none"
-    _assign(matching, names, file, columns)
+    _assign(matching, file, columns)
     lines = [
         f"loaded {len(matching)} of {len(variables)} variables from {file.path} ({file.format})",
         *(f"not loaded: {part} ({reason})" for part, reason in not_loaded.items()),
@@ -231,3 +228,40 @@ def warm_start(
             "the projection head is initialized randomly; --proj_head_mode=none removes it"
         )
     return loaded
+
+
+def weights_digest(model: keras.Model) -> str:
+    """Returns the SHA-256 of the names and float32 values of a model's variables.
+
+    The digest depends only on the weights as they were loaded, so it is the same for all formats.
+    """
+    digest = hashlib.sha256()
+    for key, variable in sorted(variables_by_key(model=model).items()):
+        digest.update(key.encode() + variable.numpy().astype(np.float32).tobytes())
+    return digest.hexdigest()
+
+
+def open_network(
+    path: str, image_size: int | None = None, flag: str = "--checkpoint"
+) -> tuple[keras.Model, inspection.CheckpointInfo]:
+    """Builds the network whose weights are at `path` (see `weight_files.locate`), and loads them.
+
+    The network computes in float32, and does not depend on the strategy, frozen blocks or precision
+    used in training.
+
+    Args:
+      path: see `weight_files.locate`.
+      image_size: image size in pixels. If None, the recorded image size is used, or 224 if it is
+        unknown.
+      flag: the flag whose value is `path`, for error messages.
+
+    Raises:
+      UserError: the weights or the recorded settings are unusable.
+    """
+    info = inspection.inspect_checkpoint(path, image_size, flag)
+    model = model_lib.build_model(
+        info.config.replace(precision="float32"), info.class_names and len(info.class_names)
+    )
+    for note in load_model(model, path, flag).notes:
+        console.log(note)
+    return model, info

@@ -28,8 +28,7 @@ _SHARDS_DIR = re.compile(r"ckpt-\d+_temp")
 _SHARD = re.compile(r"part-\d{5}-of-\d{5}\.(index|data-\d{5}-of-\d{5})(\.tempstate\d+)?")
 _TEMPORARY_FILE = re.compile(
     r"ckpt-\d+\.(index|data-\d{5}-of-\d{5})\.tempstate\d+|checkpoint\.tmp[0-9a-f]{32}"
-    r"|((flags|classes|images|data|result(_\d+)?)\.json|predictions_\d+\.npz|history\.csv|(views|curves)\.png"
-    r"|gallery\.(html|pairs\.csv))\.\d+\.tmp"
+    rf"|.+\.\d+{re.escape(storage.TEMPORARY_SUFFIX)}"
 )
 
 
@@ -65,7 +64,7 @@ def remove_temporary_files(directory: str) -> None:
             _TEMPORARY_FILE.fullmatch(name)
             and not tf.io.gfile.isdir(path)
             and (
-                not name.endswith(".tmp")
+                not name.endswith(storage.TEMPORARY_SUFFIX)
                 or time.time() - tf.io.gfile.stat(path).mtime_nsec / 1e9 > _RECENT_SECONDS
             )
         ):

@@ -20,9 +20,8 @@ def describe(path: str) -> str:
     file = weight_files.open_weights(path, "PATH")
     config, classes = inspection.infer_config(file)
     variables = restoring.variables_by_key(model=model_lib.build_model(config, classes))
-    names = file.names_by_key(variables)
-    differences = restoring.find_mismatches(restoring.shapes_by_name(variables, names), file.shapes)
-    encoder = restoring.filter_by_prefix("model/resnet_model/", variables)
+    differences = restoring.find_mismatches(restoring.shapes_of(variables), file.shapes)
+    encoder = restoring.filter_by_prefix(restoring.PARTS["encoder"], variables)
     weights = sum(variable.shape.num_elements() for variable in encoder.values()) / 1e6
     layers = {"nonlinear": f"{config.num_proj_layers} layers"}.get(
         config.proj_head_mode, config.proj_head_mode

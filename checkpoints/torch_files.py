@@ -9,13 +9,12 @@ from collections.abc import Callable
 import numpy as np
 
 import resnet
-from checkpoints import torch_names
+from checkpoints import architecture, torch_names
 from runtime.errors import UserError, first_line
 
 FORMAT = "PyTorch weights"
 _DTYPES = ("F16", "F32", "F64")
 _REMEDY = "Use a ResNet with the names and shapes of torchvision's resnet18 to resnet152."
-_NORM_VARIABLES = ("gamma", "beta", "moving_mean", "moving_variance")
 # Pattern of tensor names -> the unsupported part of the network.
 _UNSUPPORTED_PARTS = {
     r"\.(se|attn)\.": "squeeze-and-excitation or attention",
@@ -67,8 +66,8 @@ def read_contents(path: str, flag: str) -> Contents:
         ) from error
     other = {name for name in shapes if name.endswith("num_batches_tracked")}
     head = {
-        "model/supervised_head/linear_layer/dense/kernel": "fc.weight",
-        "model/supervised_head/linear_layer/dense/bias": "fc.bias",
+        f"{architecture.LINEAR_HEAD}kernel": "fc.weight",
+        f"{architecture.LINEAR_HEAD}bias": "fc.bias",
     }
     has_head = (
         len(shapes.get("fc.weight", ())) == 2 and shapes.get("fc.bias") == shapes["fc.weight"][:1]
@@ -153,7 +152,9 @@ def _encoder_names(location, names, shapes):
         )
     expected = {
         key: (torch_names.torch_name(key), shape)
-        for key, shape in encoder_shapes(*structure, width, kernel_size).items()
+        for spec in resnet.layer_specs(*structure, width // 64, kernel_size == 3)
+        for variable, shape in spec.variables().items()
+        for key in [f"{architecture.ENCODER}{spec.key}/{variable}"]
     }
     missing = {name for name, _ in expected.values()} - names
     # Stock ResNet-18 and ResNet-34 have an identity shortcut in layer1.0. This program has a
@@ -177,56 +178,6 @@ def _encoder_names(location, names, shapes):
                 f"torchvision's wide ResNets are not supported. {_REMEDY}"
             )
     return {key: name for key, (name, _) in expected.items()}, len(identities)
-
-
-def encoder_shapes(
-    bottleneck: bool, blocks: tuple[int, ...], width: int, stem_kernel_size: int
-) -> dict[str, tuple]:
-    """Returns a dict mapping the checkpoint keys of an encoder without SK and SE to shapes.
-
-    Args:
-      bottleneck: whether the blocks are bottleneck blocks.
-      blocks: number of blocks in each group.
-      width: number of channels of the stem; a multiple of 64.
-      stem_kernel_size: 7, or 3 for the CIFAR stem.
-    """
-    shapes = {}
-
-    def add(layers, position, norm_position, kernel_size, inputs, outputs):
-        shapes[f"model/resnet_model/{layers}/{position}/conv2d/kernel"] = (
-            kernel_size,
-            kernel_size,
-            inputs,
-            outputs,
-        )
-        for name in _NORM_VARIABLES:
-            shapes[f"model/resnet_model/{layers}/{norm_position}/bn/{name}"] = (outputs,)
-
-    add("initial_conv_relu_max_pool", 0, 2, stem_kernel_size, 3, width)
-    inputs = width
-    for group, count in enumerate(blocks):
-        filters = width * 2**group
-        for block in range(count):
-            path = f"block_groups/{group}/layers/{block}"
-            outputs = 4 * filters if bottleneck else filters
-            if block == 0:
-                add(
-                    f"{path}/{'projection' if bottleneck else 'shortcut'}_layers",
-                    0,
-                    1,
-                    1,
-                    inputs,
-                    outputs,
-                )
-            if bottleneck:
-                add(f"{path}/conv_relu_dropblock_layers", 0, 1, 1, inputs, filters)
-                add(f"{path}/conv_relu_dropblock_layers", 3, 4, 3, filters, filters)
-                add(f"{path}/conv_relu_dropblock_layers", 6, 7, 1, filters, outputs)
-            else:
-                add(f"{path}/conv2d_bn_layers", 0, 1, 3, inputs, filters)
-                add(f"{path}/conv2d_bn_layers", 2, 3, 3, filters, filters)
-            inputs = outputs
-    return shapes
 
 
 def _replaced_tensor(name, channels):

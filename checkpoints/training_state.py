@@ -9,17 +9,8 @@ import tensorflow as tf
 
 from checkpoints import checkpoint_files, restoring, weight_files
 from checkpoints.weight_files import SLOT, SUFFIX
-from runtime.errors import UserError
-
-
-def slot_keys_in_file(path: str) -> set[str]:
-    """Returns the keys (without suffix) of a checkpoint's optimizer slots."""
-    keys = tf.train.load_checkpoint(path).get_variable_to_shape_map()
-    return {key[: -len(SUFFIX)] for key in keys if SLOT in key}
-
-
-def _has_loss_scale(path):
-    return any(key.startswith("optimizer/loss_scale/") for key, _ in tf.train.list_variables(path))
+from runtime import console, workers
+from runtime.errors import UserError, first_line
 
 
 @dataclasses.dataclass
@@ -45,29 +36,80 @@ class TrainingState:
         """Writes ckpt-<step>, deletes all but the newest `keep` checkpoints, and returns the new prefix."""
         return checkpoint_files.save(self._checkpoint, self.directory, self.step, self.keep)
 
+    def restore_newest(self, directory: str, strategy: tf.distribute.Strategy) -> str | None:
+        """Restores the newest checkpoint in `directory` that can be restored, on all workers.
+
+        Incomplete and corrupt checkpoints are logged, and remain unchanged. A checkpoint is incomplete
+        if the process was killed while it was written.
+
+        Returns:
+          The prefix of the restored checkpoint, or None if `directory` contains no complete
+          checkpoints.
+
+        Raises:
+          UserError: a file is missing or unreadable, the checkpoint does not match the model, none
+            of the checkpoints can be restored, or the workers restored different checkpoints.
+        """
+        missing, restored, problems = checkpoint_files.missing_files(directory), -1, []
+        while restored < 0 and missing:
+            step = max(missing)
+            name, missing_file = f"ckpt-{step}", missing.pop(step)
+            problem = f"{name} is incomplete ({missing_file} is missing)"
+            try:
+                if missing_file is None:
+                    self.resume(checkpoint_files.checkpoint_prefix(directory, step))
+                    restored = step
+                    continue
+            except (weight_files.UnreadableWeights, *checkpoint_files.READ_ERRORS) as error:
+                reason = first_line(error.__cause__ or error)
+                if not checkpoint_files.is_readable(f"{directory}/{name}"):
+                    raise UserError(
+                        f"--model_dir={directory}: a file of {name} is missing, empty or unreadable"
+                        f" ({reason}). Restore it, or move {name}.* to another directory to resume"
+                        " from an earlier checkpoint."
+                    ) from error
+                problems.append(problem := f"{name} is corrupt ({reason})")
+            console.log(f"warning: {problem} and is not used; its files in {directory} are kept")
+        if problems and restored < 0:
+            raise UserError(
+                f"--model_dir={directory}: no checkpoint can be restored: {problems[0]}. Restore"
+                " its files from a copy, or choose another directory to train from scratch."
+            )
+        steps = set(workers.gather_integers([restored], strategy).flat)
+        if len(steps) > 1:
+            raise UserError(
+                f"--model_dir={directory}: the workers restored different checkpoints (steps:"
+                f" {', '.join(map(str, sorted(steps))).replace('-1', 'none')}). Use a directory on"
+                " storage that all workers share."
+            )
+        return None if restored < 0 else checkpoint_files.checkpoint_prefix(directory, restored)
+
     def resume(self, path: str) -> None:
         """Restores the model, optimizer and step from the checkpoint with prefix `path`.
 
         Loss-scaling state (float16) may be missing from either the checkpoint or the optimizer.
 
         Raises:
-          UserError: the checkpoint does not match the model or the optimizer.
+          UserError: the checkpoint does not match the model or the optimizer, or
+            (`UnreadableWeights`, or one of `READ_ERRORS`) cannot be read.
         """
         flag, name = f"--model_dir={os.path.dirname(path)}", os.path.basename(path)
         file, variables = (
             weight_files.open_weights(path, flag),
             restoring.variables_by_key(model=self.model),
         )
-        shapes = restoring.shapes_by_name(variables, file.names_by_key(variables))
-        restoring.raise_on_mismatches(flag, file, restoring.find_mismatches(shapes, file.shapes))
+        mismatches = restoring.find_mismatches(restoring.shapes_of(variables), file.shapes)
+        restoring.raise_on_mismatches(flag, file, mismatches)
         mismatch = UserError(
             f"{flag}: {name} was written with a different optimizer or different frozen blocks."
             " Pass the flags of the run that wrote it, or choose another directory."
         )
-        if self._slot_keys() != slot_keys_in_file(path):
+        keys = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+        if self._slot_keys(variables) != {key for key in keys if SLOT in key}:
             raise mismatch
         status = self._checkpoint.restore(path)
-        if hasattr(self.optimizer, "loss_scale") != _has_loss_scale(path):
+        has_loss_scale = any(key.startswith("optimizer/loss_scale/") for key in keys)
+        if hasattr(self.optimizer, "loss_scale") != has_loss_scale:
             # Either the checkpoint or the optimizer lacks loss-scaling state.
             status.expect_partial()
             return
@@ -76,13 +118,10 @@ class TrainingState:
         except AssertionError as error:
             raise mismatch from error
 
-    def _slot_keys(self):
-        key_of = {
-            variable.ref(): key
-            for key, variable in restoring.variables_by_key(model=self.model).items()
-        }
+    def _slot_keys(self, variables):
+        key_of = {variable.ref(): key for key, variable in variables.items()}
         return {
-            f"{key_of[variable.ref()]}{SLOT}optimizer/{slot}"
+            f"{key_of[variable.ref()]}{SLOT}optimizer/{slot}{SUFFIX}"
             for variable in self.model.trainable_variables
             for slot in self.optimizer.get_slot_names()
         }

@@ -7,16 +7,14 @@ SavedModel graphs are never executed.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import os
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from checkpoints import checkpoint_files, tf1_names, torch_files, torch_names
+from checkpoints import architecture, checkpoint_files, tf1_names, torch_files, torch_names
 from runtime import storage
 from runtime.errors import UserError, first_line
 from runtime.paths import check_path
@@ -25,31 +23,12 @@ SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 SLOT = "/.OPTIMIZER_SLOT/"
 _SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-# Limits for object graphs. The graph of a ResNet-200 with SK and SE has 3,261 paths.
-_GRAPH_NODES, _GRAPH_DEPTH = 100_000, 10
 # Files in which runs (`run_directory`) and SavedModels (`descriptions`) record class names.
 CLASSES_FILE, DESCRIPTION_FILE = "classes.json", "assets.extra/simclr.json"
-_VARIABLE_NAMES = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance")
-# This program's checkpoint keys below `model`. Object graphs contain many other paths to the same
-# variables.
-_KEY = re.compile(
-    r"(?:resnet_model/(?:initial_conv_relu_max_pool/\d+|block_groups/\d+/layers/\d+/"
-    r"(?:(?:projection_layers|shortcut_layers|conv_relu_dropblock_layers|conv2d_bn_layers)/\d+|se_layer))"
-    r"(?:/(?:conv2d_fixed_padding|conv2d|conv2d_0|conv2d_1|batch_norm_relu|batch_norm_relu_1|bn|se_reduce|se_expand))*"
-    r"|_projection_head/linear_layers/\d+/(?:dense|bn_relu/bn)|supervised_head/linear_layer/dense)"
-    rf"/(?:{'|'.join(_VARIABLE_NAMES)})"
-)
-_KEY_COMPONENT = re.compile(  # For each key that matches `_KEY`, its path components.
-    r"\d+|resnet_model|initial_conv_relu_max_pool|block_groups|layers|projection_layers|shortcut_layers|"
-    r"conv_relu_dropblock_layers|conv2d_bn_layers|se_layer|se_reduce|se_expand|conv2d_fixed_padding|conv2d|conv2d_0|"
-    r"conv2d_1|batch_norm_relu|batch_norm_relu_1|bn|bn_relu|_projection_head|linear_layers|dense|supervised_head|"
-    rf"linear_layer|{'|'.join(_VARIABLE_NAMES)}"
-)
-_TF1_NAME = re.compile(
-    rf"(base_model/(?:conv2d|batch_normalization)(?:_\d+)?/(?:{'|'.join(_VARIABLE_NAMES)})"
-    rf"|head_contrastive/n?l_\d+/(?:dense|batch_normalization)/(?:{'|'.join(_VARIABLE_NAMES)})"
-    r"|head_supervised/linear_layer/dense/(?:kernel|bias))(?::0)?$"
-)
+
+
+class UnreadableWeights(UserError):
+    """Raised if the files of a checkpoint are missing, unreadable or corrupt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +37,8 @@ class WeightFile:
 
     path: str  # Prefix of a checkpoint or of a SavedModel's variables, or path of a PyTorch file.
     format: str  # Name of the format for messages, such as "TF2 checkpoint".
-    is_tf1: bool  # True if `tensors` contains TF1 names.
-    tensors: dict  # Maps names (TF1 names, or checkpoint keys without suffix) to keys in the file.
-    shapes: dict  # Maps names to shapes (tuples).
+    tensors: dict  # Maps checkpoint keys (without suffix) to keys in the file.
+    shapes: dict  # Maps checkpoint keys to shapes (tuples).
     num_other_tensors: int  # Number of tensors that are not weights, such as optimizer slots.
     step: int | None  # Training step, if the file records it.
     class_names: list[str] | None = None  # Class names in the order of the linear head's columns.
@@ -72,24 +50,20 @@ class WeightFile:
         """Returns whether this is a PyTorch file."""
         return self.format == torch_files.FORMAT
 
-    def names_by_key(self, keys: Iterable[str]) -> dict[str, str]:
-        """Maps checkpoint keys to names in this file. `keys` must include all keys of the encoder."""
-        return tf1_names.tf1_names(keys) if self.is_tf1 else {key: key for key in keys}
-
     def reader(self) -> Callable[[str], np.ndarray]:
-        """Returns a function that maps a name to its array and raises `UserError` if the file is corrupt."""
+        """Returns a function that maps a checkpoint key to its array. It may raise `UnreadableWeights`."""
         read_key = (
             torch_files.reader(self.path)
             if self.is_torch
             else tf.train.load_checkpoint(self.path).get_tensor
         )
 
-        def read(name):
+        def read(key):
             try:
-                return read_key(self.tensors[name])
+                return read_key(self.tensors[key])
             except checkpoint_files.READ_ERRORS as error:
-                raise UserError(
-                    f"{self.path}: the file is corrupt ({name}: {first_line(error)}). Copy it"
+                raise UnreadableWeights(
+                    f"{self.path}: the file is corrupt ({key}: {first_line(error)}). Copy it"
                     " again, or use another checkpoint."
                 ) from error
 
@@ -216,23 +190,13 @@ def _download(handle, flag):
 def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
     """Reads the names, shapes and step of the weights at `path` (see `locate`).
 
-    Raises `UserError` if they cannot be read.
+    Raises:
+      UserError: there is no network at `path`, or (`UnreadableWeights`) it cannot be read.
     """
     prefix, saved_model = locate(path, flag)
     if prefix.endswith(torch_names.SUFFIX) and not saved_model:
         contents = torch_files.read_contents(prefix, flag)
-        return WeightFile(
-            prefix,
-            torch_files.FORMAT,
-            False,
-            contents.tensors,
-            contents.shapes,
-            contents.num_other_tensors,
-            contents.step,
-            None,
-            contents.image_size,
-            contents.notes,
-        )
+        return WeightFile(prefix, torch_files.FORMAT, **vars(contents))
     directory, base = os.path.split(prefix)
     try:
         for name in tf.io.gfile.listdir(directory or "."):
@@ -245,7 +209,7 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
         version, tensors = _find_tensors(reader, shapes)
         step = _step(reader, shapes, dtypes)
     except checkpoint_files.READ_ERRORS as error:
-        raise UserError(
+        raise UnreadableWeights(
             f"{flag}={path}: {prefix} cannot be read ({first_line(error)}). Check that it is"
             " complete, or use another checkpoint."
         ) from error
@@ -269,20 +233,12 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
     file = WeightFile(
         prefix,
         file_format,
-        version == "TF1",
         tensors,
         {name: shapes[key] for name, key in tensors.items()},
         len(shapes.keys() - set(tensors.values()) - {_GRAPH}),
         step,
     )
     return dataclasses.replace(file, class_names=_read_class_names(file))
-
-
-def head_size(file: WeightFile) -> int | None:
-    """Returns the number of classes of a file's linear head, or None if the file has no linear head."""
-    head = "head_supervised" if file.is_tf1 else "model/supervised_head"
-    kernel = file.shapes.get(f"{head}/linear_layer/dense/kernel")
-    return None if kernel is None else kernel[-1]
 
 
 def _read_class_names(file):
@@ -295,7 +251,8 @@ def _read_class_names(file):
         names = description.get("class_names")
     else:
         names, _ = read_classes(directory)
-    return names if storage.is_list_of_strings(names) and len(names) == head_size(file) else None
+    columns = file.shapes.get(f"{architecture.LINEAR_HEAD}kernel", (None,))[-1]
+    return names if storage.is_list_of_strings(names) and len(names) == columns else None
 
 
 def read_classes(directory: str) -> tuple[list[str] | None, bool]:
@@ -322,13 +279,19 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
 
 
 def _find_tensors(reader, shapes):
-    """Returns the format ("TF1" or "TF2") and a dict mapping names to keys, or (None, None) if no network is found."""
-    tensors = {key: key for key in shapes}
-    candidates = [("TF2", _flat_keys(tensors)), ("TF1", _tf1_keys(tensors))]
+    """Returns the format ("TF1" or "TF2") and a dict mapping checkpoint keys to keys in the file.
+
+    Returns (None, None) if no network is found.
+    """
+    flat = {key: f"{key}{SUFFIX}" for key in architecture.all_keys() if f"{key}{SUFFIX}" in shapes}
+    keys_by_path, keys_by_name = {}, {key: key for key in shapes}
     if shapes.get(_GRAPH) == ():
-        keys_by_path, keys_by_name = _graph_keys(reader.get_tensor(_GRAPH))
-        candidates += [("TF2", keys_by_path), ("TF1", _tf1_keys(keys_by_name))]
-    return next(((version, keys) for version, keys in candidates if keys), (None, None))
+        keys_by_path, names_in_graph = _graph_keys(reader.get_tensor(_GRAPH))
+        keys_by_name.update(names_in_graph)
+    tf1 = {} if flat or keys_by_path else tf1_names.find_tensors(shapes, keys_by_name)
+    if tf1:
+        return "TF1", tf1
+    return ("TF2", flat or keys_by_path) if flat or keys_by_path else (None, None)
 
 
 def _step(reader, shapes, dtypes):
@@ -338,34 +301,12 @@ def _step(reader, shapes, dtypes):
     return None
 
 
-def _flat_keys(tensors):
-    """Returns a dict mapping names (keys without suffix) to keys, for tensors whose keys start with `model/`."""
-    names = {
-        key[: -len(SUFFIX)]: key for key in tensors if key.endswith(SUFFIX) and SLOT not in key
-    }
-    return {
-        name: key
-        for name, key in names.items()
-        if _KEY.fullmatch(name.removeprefix("model/")) and name.startswith("model/")
-    }
-
-
-def _tf1_keys(tensors):
-    """Returns a dict mapping TF1 names to keys. Removes the scope prefixes that TF Hub modules may add to names."""
-    keys = {}
-    for name, key in tensors.items():
-        match = _TF1_NAME.search(name)
-        if match:
-            keys[match[1]] = key
-    return keys
-
-
 def _graph_keys(serialized):
     """Finds the variables in a serialized object graph.
 
     Returns:
-      keys_by_path: this program's checkpoint key -> key in the file, for variables under the first
-        object that has a `resnet_model` attribute.
+      keys_by_path: checkpoint key -> key in the file, for variables under the first object that has
+        a `resnet_model` attribute.
       keys_by_name: `tf.Variable.name` at creation -> key in the file.
     """
     from tensorflow.core.protobuf import trackable_object_graph_pb2
@@ -378,26 +319,15 @@ def _graph_keys(serialized):
         if attribute.name == "VARIABLE_VALUE"
     }
     keys_by_name = {attribute.full_name: attribute.checkpoint_key for attribute in values.values()}
-    roots = [
-        node for node in nodes if any(child.local_name == "resnet_model" for child in node.children)
-    ]
-    keys_by_path, queue, visited = (
-        {},
-        collections.deque([(roots[0], "model", 0)] if roots else []),
-        0,
-    )
-    while queue:
-        node, path, depth = queue.popleft()
-        for child in node.children:
-            if not _KEY_COMPONENT.fullmatch(child.local_name) or depth > _GRAPH_DEPTH:
-                continue
-            visited += 1
-            if visited > _GRAPH_NODES:
-                # The number of paths can be exponential in the number of nodes.
-                raise ValueError(f"the object graph has more than {_GRAPH_NODES} paths")
-            name = f"{path}/{child.local_name}"
-            if child.node_id in values and _KEY.fullmatch(name.removeprefix("model/")):
-                keys_by_path[name] = values[child.node_id].checkpoint_key
-            else:
-                queue.append((nodes[child.node_id], name, depth + 1))
+    children = [{child.local_name: child.node_id for child in node.children} for node in nodes]
+    root = next((names for names in children if "resnet_model" in names), {})
+    keys_by_path = {}
+    # The graph contains many other paths to the same variables. Their number may be exponential.
+    for key in architecture.all_keys():
+        names, node_id = root, None
+        for component in key.split("/")[1:]:
+            node_id = names.get(component)
+            names = {} if node_id is None else children[node_id]
+        if node_id in values:
+            keys_by_path[key] = values[node_id].checkpoint_key
     return keys_by_path, keys_by_name

@@ -4,8 +4,7 @@
     python -m export torch --checkpoint=CHECKPOINT --out=FILE.safetensors
 
 The first command writes a SavedModel. The second command writes the encoder and the heads for
-PyTorch, and a model card FILE.md with the code that loads them (see `python -m export torch
---help`).
+PyTorch, a model card FILE.md, and the code that loads them (see `python -m export torch --help`).
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ _TORCH = """Writes the weights of a SimCLR network for PyTorch.
     python -m export torch --checkpoint=CHECKPOINT --out=FILE.safetensors
 
 FILE.safetensors contains the encoder, without a classifier. The tensors are named as in the ResNets of torchvision and
-timm. FILE.projection_head.safetensors and FILE.linear_head.safetensors contain the heads, if the network has them. The
-model card FILE.md contains the code that loads these files, and lists the differences from stock ResNets. Networks with
+timm. FILE.projection_head.safetensors and FILE.linear_head.safetensors contain the heads, if the network has them.
+torch_resnet.py, next to these files, loads them in PyTorch, and the model card FILE.md describes them. Networks with
 selective kernels or squeeze-and-excitation are not supported.
 """
 

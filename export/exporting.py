@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import pathlib
+import tarfile
 
-import tensorflow as tf
-
-from checkpoints import inspection
-from export import archives, saving
-from runtime import console, signals
+from export import model_card, saving
+from runtime import console, signals, storage
 from runtime.errors import UserError
 from runtime.paths import check_path, check_weights_path, check_writable_parent
+
+_SUFFIX = ".tar.gz"
 
 
 def export_checkpoint(
@@ -29,68 +30,43 @@ def export_checkpoint(
     Raises:
       UserError: an argument is invalid.
     """
-    checkpoint, export_dir = (
-        check_weights_path("checkpoint", checkpoint),
-        check_path("export_dir", export_dir),
-    )
-    archive = None if archive is None else check_path("archive", archive)
-    _check_export_paths(export_dir, archive)
-    info = inspection.inspect_checkpoint(checkpoint, image_size)
-    signals.safe_point(saving.NOTHING_WRITTEN)
-    for path in filter(None, (export_dir, archive)):
-        tf.io.gfile.makedirs(os.path.dirname(path if "://" in path else os.path.realpath(path)))
-    saving.export(
-        info.config,
-        info.class_names,
-        checkpoint,
-        export_dir,
-        info.results,
-        info.has_training_config,
-        info.step,
-        info.multi_label,
-    )
+    checkpoint = check_weights_path("checkpoint", checkpoint)
+    export_dir = check_path("export_dir", export_dir)
+    check_writable_parent("--export_dir", export_dir, create_parents=True)
+    storage.check_new("--export_dir", export_dir)
+    if archive:
+        archive = _check_archive(archive, export_dir)
+    signals.safe_point(storage.NOTHING_WRITTEN)
+    saving.export(checkpoint, export_dir, image_size)
     console.log(f"SavedModel: {export_dir}")
     if archive:
-        console.log(f"archive: {archive}, model card: {archives.archive(export_dir, archive)}")
+        console.log(f"archive: {archive}, model card: {write_archive(export_dir, archive)}")
 
 
-def _check_export_paths(export_dir, archive_path):
-    """Raises `UserError` if the SavedModel, the archive or its model card cannot be written."""
-    if "://" not in export_dir:
-        target = os.path.realpath(export_dir)
-        check_writable_parent("--export_dir", target, create_parents=True)
-        if target == os.getcwd() or os.path.ismount(target):
-            raise UserError(
-                f"--export_dir={export_dir}: the path is the working directory or a mount point,"
-                " which cannot be replaced. Use a new directory inside it."
-            )
-        if os.path.lexists(target) and (not os.path.isdir(target) or os.listdir(target)):
-            raise UserError(
-                f"--export_dir={export_dir}: the path exists and is not an empty directory. Use"
-                " another path, or delete this one."
-            )
-    elif tf.io.gfile.exists(export_dir) and (
-        not tf.io.gfile.isdir(export_dir) or tf.io.gfile.listdir(export_dir)
-    ):
+def _check_archive(archive, export_dir):
+    """Returns the path of an archive. Raises `UserError` if it or its model card cannot be written."""
+    archive = check_path("archive", archive)
+    stem = archive.removesuffix(_SUFFIX)
+    if "://" in archive + export_dir or stem == archive or not os.path.basename(stem):
         raise UserError(
-            f"--export_dir={export_dir}: the path exists and is not an empty directory. Use another"
-            " path, or delete this one."
+            f"--archive={archive}: not a valid archive name. Use a local path FILE{_SUFFIX} and a"
+            " local --export_dir."
         )
-    if archive_path is None:
-        return
-    if "://" in archive_path + export_dir:
-        raise UserError(
-            f"--archive={archive_path}: archives can only be made from local files. Use local paths"
-            " for --archive and --export_dir."
-        )
-    suffix = archives.ARCHIVE_SUFFIX
-    if not os.path.basename(archive_path).removesuffix(suffix) or not archive_path.endswith(suffix):
-        raise UserError(f"--archive={archive_path}: not a valid archive name. Use FILE{suffix}.")
-    check_writable_parent("--archive", archive_path, create_parents=True)
-    archives.check_absent("archive", (archive_path, archives.card_path(archive_path)))
-    for path in (archive_path, archives.card_path(archive_path)):
-        if f"{os.path.realpath(path)}/".startswith(f"{target}/"):
+    check_writable_parent("--archive", archive, create_parents=True)
+    for path in (archive, f"{stem}.md"):
+        storage.check_new("--archive", path)
+        if pathlib.Path(path).resolve().is_relative_to(pathlib.Path(export_dir).resolve()):
             raise UserError(
-                f"--archive={archive_path}: {path} would be inside --export_dir. Use another"
-                " directory."
+                f"--archive={archive}: {path} would be inside --export_dir. Use another directory."
             )
+    return archive
+
+
+def write_archive(saved_model: str, path: str) -> str:
+    """Writes a TF Hub archive (.tar.gz) with a model card (.md) next to it, and returns the path of the card."""
+    card_path = f"{path.removesuffix(_SUFFIX)}.md"
+    with storage.replacing(path, card_path) as (temporary_path, temporary_card):
+        with tarfile.open(temporary_path, "w:gz") as tar:
+            tar.add(os.path.realpath(saved_model), arcname=".")
+        pathlib.Path(temporary_card).write_text(model_card.model_card(saved_model), "utf-8")
+    return card_path

@@ -25,6 +25,12 @@ def escape_markdown(text: object) -> str:
     return re.sub(r"([\\`*\[\]|~#!])", r"\\\1", _escape_html(text))
 
 
+def class_list(names: list[str]) -> str:
+    """Returns the number of classes and the names of the first ten, in Markdown."""
+    more = ["..."] if len(names) > 10 else []
+    return f"{len(names)} ({', '.join([*map(escape_markdown, names[:10]), *more])})"
+
+
 def model_card(saved_model: str) -> str:
     """Returns a Markdown page that describes a SavedModel's inputs, outputs, training settings and results."""
     description = descriptions.read_description(saved_model)
@@ -38,12 +44,6 @@ def model_card(saved_model: str) -> str:
         if isinstance(value, float)
     )
     classes = description.get("class_names")
-    head = "The model has no linear head."
-    if classes:
-        class_list = ", ".join(
-            [*map(escape_markdown, classes[:10]), *(["..."] if len(classes) > 10 else [])]
-        )
-        head = f"`logits_sup` contains the logits of {len(classes)} classes: {class_list}."
     data = (
         " Trained on {dataset} ({train_split}).".format(
             **{name: escape_markdown(value) for name, value in flags.items()}
@@ -72,7 +72,8 @@ h = layer(images)  # float32 [n, height, width, 3] in [0, 1], no mean subtractio
 The image size is {description["image_size"]} pixels. Without `output_key`, the layer returns a dict of `initial_conv`,
 `initial_max_pool`, `block_group1` to `block_group4` and `final_avg_pool`. If the model has a projection head, the dict
 also contains `proj_head_input` and `proj_head_output`; if it has a linear head, `logits_sup`. The signature
-`serving_default` returns the same outputs; `serving_uint8` first crops and resizes uint8 images of any size. {head}
+`serving_default` returns the same outputs; `serving_uint8` first crops and resizes uint8 images of any size. Number of
+classes of the linear head: {class_list(classes) if classes else 0}.
 
 ## Training
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -14,32 +13,20 @@ import tensorflow as tf
 
 import data_util
 import model as model_lib
-from checkpoints import checkpoint_files, descriptions, inspection, restoring
+from checkpoints import checkpoint_files, descriptions, restoring, weight_files
 from checkpoints.lock import EXPORT, Lock
 from config import Config, settings_with
-from runtime import console
+from runtime import console, storage
 from runtime.errors import UserError
 
-# Prefix of temporary directories in which SavedModels are first written.
-TEMP_PREFIX = "unfinished_"
-# Relative paths of the files in this program's SavedModels. Files that are still being written may
-# have a suffix.
-_SAVED_MODEL_FILE = re.compile(
-    r"(saved_model\.pb|saved_model\.pbtxt|fingerprint\.pb|keras_metadata\.pb)(\.tmp\w*)?"
-    r"|variables/(variables\.|variables_temp/).*|assets\.extra/simclr\.json(\.\d+\.tmp)?"
+# The files of a SavedModel. Without the first, a directory does not count as a SavedModel.
+FILES = (
+    "saved_model.pb",
+    "fingerprint.pb",
+    "variables/variables.index",
+    "variables/variables.data-00000-of-00001",
+    weight_files.DESCRIPTION_FILE,
 )
-NOTHING_WRITTEN = "nothing was written; run the same command again"
-
-
-def _forward(model):
-    """Returns a function that computes the endpoints of `model` from images and the Python bool `training`."""
-
-    @tf.function(autograph=False)
-    def forward(inputs, training):
-        endpoints = model(inputs, training=training)
-        return {name: endpoints[name] for name in model.endpoint_names}
-
-    return forward
 
 
 def _variable_tree(model):
@@ -75,8 +62,12 @@ def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str,
     """
     # AutoTrackable is used because tf.Module does not allow setting trainable_variables.
     module = tf.__internal__.tracking.AutoTrackable()
-    forward = _forward(model)
     images = tf.TensorSpec([None, None, None, 3], tf.float32, name="inputs")
+
+    @tf.function(autograph=False)
+    def forward(inputs, training):
+        endpoints = model(inputs, training=training)
+        return {name: endpoints[name] for name in model.endpoint_names}
 
     @tf.function(autograph=False)
     def call(inputs, training=False, trainable=False):
@@ -115,107 +106,80 @@ def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str,
 
 
 def export(
-    config: Config,
-    class_names: list[str] | None,
     checkpoint_path: str,
     export_dir: str,
+    image_size: int | None = None,
     results: dict[str, float] | None = None,
-    has_training_config: bool = True,
-    step: int | None = None,
-    multi_label: bool = False,
-    replace: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Exports a checkpoint's model as a SavedModel to `export_dir`.
+    """Exports a checkpoint's network as a SavedModel to `export_dir`.
 
-    The model is rebuilt in float32, so that the SavedModel does not depend on the strategy, frozen
-    blocks or precision used in training.
+    On a local disk, the SavedModel is written to a temporary directory. If `export_dir` does not
+    exist, that directory is renamed, so that readers never see an incomplete SavedModel. Otherwise,
+    its files replace those in `export_dir`, saved_model.pb last, and all other files there stay.
 
     Args:
-      config: settings of the network.
-      class_names: names of the linear head's classes, in order, or None if there is no linear head.
       checkpoint_path: see `weight_files.locate`.
-      export_dir: a directory that does not exist or is empty.
-      results: evaluation results to record in the description.
-      has_training_config: whether `config` also contains training settings, which are then
-        recorded.
-      step: training step to record if the checkpoint does not contain it.
-      multi_label: whether examples may have multiple labels; recorded in the description.
-      replace: whether to replace an existing SavedModel from this program at `export_dir`.
-      check: called before a directory is replaced; may raise `UserError`.
+      export_dir: path of the SavedModel.
+      image_size: image size in pixels. If None, the recorded image size is used, or 224 if it is
+        unknown.
+      results: evaluation results to record in the description. If None, the recorded results are
+        used.
+      check: called before `export_dir` is changed; may raise `UserError`.
     """
-    model = model_lib.build_model(
-        config.replace(precision="float32"), class_names and len(class_names)
-    )
-    file = restoring.load_model(model, checkpoint_path, "--checkpoint")
-    for note in file.notes:
-        console.log(note)
+    model, info = restoring.open_network(checkpoint_path, image_size)
+    config = info.config
     module, signatures = build_module(model, config)
     description = dict(
         network=config.network_name,
         image_size=config.image_size,
-        weights=file.format,
-        step=step if file.step is None else file.step,
-        class_names=class_names if config.has_linear_head else None,
-        multi_label=multi_label,
-        results=results or {},
+        weights=info.file.format,
+        step=info.step,
+        class_names=info.class_names,
+        multi_label=info.multi_label,
+        results=results or info.results or {},
         eval_center_crop=config.eval_center_crop,
-        flags=_training_flags(config) if has_training_config else None,
+        flags=_training_flags(config) if info.has_training_config else None,
     )
-    with _atomic_directory(export_dir, replace, check) as directory:
+    is_remote = "://" in export_dir
+    with contextlib.nullcontext() if is_remote else storage.scratch_beside(export_dir) as scratch:
+        # Object storage cannot rename directories.
+        directory = export_dir if is_remote else os.path.join(scratch, "saved_model")
         tf.saved_model.save(module, directory, signatures=signatures)
         descriptions.write_description(directory, description)
-
-
-@contextlib.contextmanager
-def _atomic_directory(export_dir, replace, check):
-    """Yields a directory for a SavedModel and renames it to `export_dir` if the body of the `with` statement succeeds.
-
-    The yielded directory is temporary, so that readers never see an incomplete SavedModel at
-    `export_dir`. A non-empty `export_dir` is replaced only if `replace` is True and it contains
-    only a SavedModel from this program. On object storage, which cannot rename directories,
-    `export_dir` itself is yielded.
-    """
-    if "://" in export_dir:
-        yield export_dir
-        return
-    target = os.path.realpath(export_dir)
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=TEMP_PREFIX, dir=os.path.dirname(target)) as scratch:
-        directory, replaced = (os.path.join(scratch, name) for name in ("saved_model", "replaced"))
-        yield directory
         check()
-        if replace and os.path.isdir(target) and _foreign_content(target) is None:
-            os.rename(target, replaced)
-        try:
-            os.rename(directory, target)  # This fails if the target is a non-empty directory.
-        except OSError as error:
-            if os.path.exists(replaced):
-                os.rename(replaced, target)
-            raise UserError(
-                f"{export_dir}: the SavedModel cannot be moved to this path ({error.strerror}). Fix"
-                " the cause, or use another directory."
-            ) from error
+        if is_remote:
+            return
+        if not os.path.lexists(export_dir):
+            os.rename(directory, export_dir)
+            return
+        remove(export_dir)
+        for name in reversed(FILES):
+            path = os.path.join(export_dir, name)
+            if _has_link(export_dir, name):
+                raise UserError(f"{path}: links are not replaced. Remove the link.")
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            shutil.move(os.path.join(directory, name), path)
 
 
-def _foreign_content(path):
-    """Returns the reason to keep `path`, or None if it is a directory with only a SavedModel from this program."""
-    remote = "://" in path
-    if not remote and (os.path.islink(path) or not os.path.isdir(path)):
-        return "it is a link or a file"
-    for directory, folders, names in (tf.io.gfile.walk if remote else os.walk)(path):
-        subdirectory = directory[len(path) :].strip("/")
-        links = [
-            name for name in folders if not remote and os.path.islink(os.path.join(directory, name))
-        ]
-        for name in links + [
-            name
-            for name in names
-            if not _SAVED_MODEL_FILE.fullmatch(f"{subdirectory}/{name}".strip("/"))
-        ]:
-            printable_name = console.printable_name(os.path.join(subdirectory, name))
-            return f"it contains {printable_name}, which is not part of a SavedModel"
-    return None
+def _has_link(saved_model, name):
+    """Returns whether a SavedModel, a file in it or the file's directory is a link."""
+    path = os.path.join(saved_model, name)
+    return any(map(os.path.islink, (saved_model, os.path.dirname(path), path)))
+
+
+def remove(saved_model: str) -> None:
+    """Deletes the files of a SavedModel by their names. If other files or links remain, logs a message."""
+    for name in FILES:
+        path = os.path.join(saved_model, name)
+        if tf.io.gfile.exists(path) and not _has_link(saved_model, name):
+            tf.io.gfile.remove(path)
+    for folder in ("variables", "assets", "assets.extra"):
+        with contextlib.suppress(OSError):  # OSError: the directory is not empty or not local.
+            os.rmdir(os.path.join(saved_model, folder))
+    if tf.io.gfile.isdir(saved_model) and (others := tf.io.gfile.listdir(saved_model)):
+        others = console.printable_name(", ".join(sorted(others)))
+        console.log(f"{saved_model} contains other files, which are kept: {others}")
 
 
 def _training_flags(config):
@@ -226,134 +190,54 @@ def _training_flags(config):
 
 def export_to_model_dir(
     config: Config,
-    class_names: list[str] | None,
+    directory: str,
     checkpoint_path: str,
     results: dict[str, float] | None = None,
-    multi_label: bool = False,
     check: Callable[[], None] = lambda: None,
-) -> str:
-    """Exports a run's checkpoint to model_dir/saved_model/<step>/ and returns that path.
+) -> str | None:
+    """Exports a run's checkpoint to <directory>/saved_model/<step>/ and returns that path.
 
-    Deletes older SavedModels, so that `keep_hub_module_max` SavedModels remain, always including
-    the new one. Directories are deleted or replaced only if they contain nothing but a SavedModel
-    from this program. If `saved_model` is a link, no directories are deleted or replaced, because
-    other runs may export to the link's target. If another process is exporting to the same
-    directory, waits for it.
+    Deletes the SavedModels of the earliest steps, so that `keep_hub_module_max` SavedModels remain,
+    including the new one. An evaluation does not delete the SavedModels of later steps, which the
+    training process may already have exported: if there are `keep_hub_module_max` of them, it
+    exports nothing and returns None. If another process is exporting to the same directory, waits
+    for it.
 
     Args:
-      config: settings of the run.
-      class_names, results, multi_label: see `export`.
+      config: settings of the run or evaluation.
+      directory: `model_dir`, or the directory of an evaluation's results.
       checkpoint_path: prefix of a checkpoint of the run.
+      results: evaluation results to record in the description.
       check: called before a directory is created, replaced or deleted; may raise `UserError`.
     """
     check()
-    with Lock(config.model_dir, name=EXPORT, wait=True) as lock:
-        return _export_and_prune(
-            config,
-            class_names,
-            checkpoint_path,
-            os.path.join(config.model_dir, "saved_model"),
-            results,
-            multi_label=multi_label,
-            check=lambda: (check(), lock.check()),
-        )
-
-
-def export_evaluated(
-    config: Config, directory: str, checkpoint_path: str, results: dict[str, float]
-) -> str | None:
-    """Exports a checkpoint to <directory>/saved_model/<step>/ after its evaluation, and returns the path.
-
-    Unlike `export_to_model_dir`, this function does not delete the SavedModels of later steps,
-    which the training process may already have exported. If `keep_hub_module_max` SavedModels of
-    later steps exist, exports nothing and returns None.
-
-    Args:
-      config: settings of the evaluation. The training settings are read from the run.
-      directory: directory of the evaluation's results.
-      checkpoint_path: prefix of a checkpoint of the run.
-      results: evaluation results to record in the description.
-    """
-    info = inspection.inspect_checkpoint(checkpoint_path, config.image_size)
-    settings = info.config.replace(keep_hub_module_max=config.keep_hub_module_max)
-    root = os.path.join(directory, "saved_model")
+    root, keep = os.path.join(directory, "saved_model"), config.keep_hub_module_max
+    step = checkpoint_files.step_from_prefix(checkpoint_path)
     with Lock(directory, name=EXPORT, wait=True) as lock:
-        step = checkpoint_files.step_from_prefix(checkpoint_path)
-        num_later = sum(int(name) > step for name in _step_names(root))
-        if config.keep_hub_module_max and num_later >= config.keep_hub_module_max:
+        names = (
+            [name.rstrip("/") for name in tf.io.gfile.listdir(root)]
+            if tf.io.gfile.exists(root)
+            else []
+        )
+        others = sorted(
+            int(name) for name in names if re.fullmatch("[0-9]+", name) and int(name) != step
+        )
+        if config.mode == "eval" and 0 < keep <= sum(other > step for other in others):
             console.log(
                 f"step {step} is not exported, because {root} contains SavedModels of later steps "
-                f"(--keep_hub_module_max={config.keep_hub_module_max})"
+                f"(--keep_hub_module_max={keep})"
             )
             return None
         console.log("exporting the SavedModel")
-        return _export_and_prune(
-            settings,
-            info.class_names,
-            checkpoint_path,
-            root,
-            results,
-            has_training_config=info.has_training_config,
-            multi_label=info.multi_label,
-            check=lock.check,
-        )
-
-
-def _step_names(root):
-    """Returns the names of the numbered directories in `root`, in ascending order of their numbers."""
-    names = (
-        [name.rstrip("/") for name in tf.io.gfile.listdir(root)] if tf.io.gfile.exists(root) else []
-    )
-    return sorted((name for name in names if re.fullmatch("[0-9]+", name)), key=int)
-
-
-def _export_and_prune(config, class_names, checkpoint_path, root, results, check, **arguments):
-    """Exports a checkpoint to <root>/<step>/, deletes old SavedModels in `root`, and returns the new path."""
-    step = str(checkpoint_files.step_from_prefix(checkpoint_path))
-    path = os.path.join(root, step)
-    is_link = os.path.islink(root)
-    reason = "it may belong to another run" if is_link else _foreign_content(path)
-    if "://" not in path and os.path.lexists(path) and reason:
-        kept = os.path.join(tempfile.mkdtemp(prefix=f"{step}_kept_", dir=root), step)
-        os.rename(path, kept)
-        console.log(f"moved {path} to {kept} because {reason}")
-    export(
-        config, class_names, checkpoint_path, path, results, replace=True, check=check, **arguments
-    )
-    if is_link:
-        console.log(f"{root} is a link, so no old SavedModels are deleted (--keep_hub_module_max)")
-        return path
-    check()
-    others = [name for name in _step_names(root) if name != step]
-    old = (
-        others[: max(len(others) + 1 - config.keep_hub_module_max, 0)]
-        if config.keep_hub_module_max
-        else []
-    )
-    for name in old:
-        _remove_saved_model(os.path.join(root, name))
-    for name in [name.rstrip("/") for name in tf.io.gfile.listdir(root)]:
-        # Clean up temporary directories left by killed processes. The lock excludes other
-        # processes.
-        if re.fullmatch(rf"{TEMP_PREFIX}\w{{8}}", name):
-            for subdirectory in ("saved_model", "replaced"):
-                _remove_saved_model(os.path.join(root, name, subdirectory))
-            with contextlib.suppress(OSError):  # OSError: the directory is not empty.
-                os.rmdir(os.path.join(root, name))
+        path = os.path.join(root, str(step))
+        export(checkpoint_path, path, config.image_size, results, lambda: (check(), lock.check()))
+        # Other runs may use the target of a link.
+        num_old = 0 if not keep or os.path.islink(root) else max(len(others) + 1 - keep, 0)
+        for other in others[:num_old]:
+            remove(os.path.join(root, str(other)))
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.join(root, str(other)))
+        for name in names:  # The lock excludes other processes, so these were killed.
+            if name.startswith(storage.TEMP_PREFIX):
+                shutil.rmtree(os.path.join(root, name))
     return path
-
-
-def _remove_saved_model(directory):
-    """Deletes a SavedModel that this program wrote.
-
-    If the directory contains other files, logs a message and deletes nothing.
-    """
-    if not tf.io.gfile.exists(directory):
-        return
-    reason = _foreign_content(directory)
-    if reason is not None:
-        console.log(f"kept {directory} because {reason}")
-    elif "://" in directory:
-        tf.io.gfile.rmtree(directory)
-    else:
-        shutil.rmtree(directory)  # Unlike tf.io.gfile.rmtree, shutil.rmtree does not follow links.

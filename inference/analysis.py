@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import importlib.util
 import warnings
 
 import numpy as np
 
 from inference import similarity
 
-_BLOCK_ROWS = 4096  # number of rows processed at a time, which limits memory use
 _MINI_BATCH_IMAGES = 10_000  # If there are more vectors, k-means uses mini-batches.
 _MAX_DEFAULT_CLUSTERS = 20
 _MIN_MAP_IMAGES = 10  # If there are fewer vectors, the map shows principal components.
-_MAP_COMPONENTS = 50  # number of principal components that t-SNE and UMAP receive
-
-
-def outlier_scores(neighbors: similarity.Neighbors, k: int) -> np.ndarray:
-    """Returns the mean similarity of each vector to its k nearest neighbors, float32 [n]. Outliers have low values."""
-    return (
-        neighbors.similarities[:, :k].mean(1)
-        if neighbors.similarities.size
-        else np.ones(len(neighbors.indices))
-    )
+_MAP_COMPONENTS = 50  # number of principal components that t-SNE receives
 
 
 def mean_similarity(vectors: np.ndarray) -> float:
@@ -89,10 +77,9 @@ def find_clusters(vectors: np.ndarray, num_clusters: int, seed: int, num_typical
     """
     from sklearn import cluster
 
-    if len(vectors) > _MINI_BATCH_IMAGES:
-        estimator = cluster.MiniBatchKMeans(num_clusters, random_state=seed, n_init=3)
-    else:
-        estimator = cluster.KMeans(num_clusters, random_state=seed, n_init=3)
+    is_large = len(vectors) > _MINI_BATCH_IMAGES
+    k_means = cluster.MiniBatchKMeans if is_large else cluster.KMeans
+    estimator = k_means(num_clusters, random_state=seed, n_init=3)
     with warnings.catch_warnings(), _one_thread():
         # Duplicates may leave clusters empty. Empty clusters are dropped below.
         warnings.simplefilter("ignore")
@@ -115,10 +102,9 @@ def find_clusters(vectors: np.ndarray, num_clusters: int, seed: int, num_typical
 
 
 def map_points(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
-    """Maps vectors to two dimensions, so that similar vectors are close to each other.
+    """Maps vectors to two dimensions with t-SNE, so that similar vectors are close to each other.
 
-    Uses UMAP if the package `umap-learn` is installed, and otherwise t-SNE. With fewer than 10
-    vectors, or if all vectors are equal, uses the first two principal components.
+    With fewer than 10 vectors, or if all vectors are equal, uses the first two principal components.
 
     Args:
       vectors: result of `similarity.normalize`, float32 [n, d].
@@ -127,29 +113,20 @@ def map_points(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
     Returns:
       Points in [0, 1], float [n, 2], and the name of the method.
     """
-    components = _principal_components(vectors)
-    points, method = components[:, :2], "principal components"
-    if len(vectors) >= _MIN_MAP_IMAGES and (scale := points[:, 0].std()) > 1e-6:
-        if importlib.util.find_spec("umap"):
-            import umap
+    from sklearn import decomposition, manifold
 
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # UMAP warns that a seed disables its threads.
-                points = umap.UMAP(
-                    n_neighbors=min(15, len(vectors) - 1), random_state=seed
-                ).fit_transform(components)
-            method = "UMAP"
-        else:
-            from sklearn import manifold
-
-            tsne = manifold.TSNE(
-                perplexity=min(30.0, (len(vectors) - 1) / 3),
-                random_state=seed,
-                init=(points / scale * 1e-4).astype(np.float32),
+    size = min(_MAP_COMPONENTS, *vectors.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # The variance of one vector is not defined.
+        components = decomposition.PCA(size, random_state=seed).fit_transform(vectors)
+    points = np.pad(components, [(0, 0), (0, 2)])[:, :2]
+    method = "principal components"
+    if len(vectors) >= _MIN_MAP_IMAGES and points[:, 0].std() > 1e-6:
+        method, perplexity = "t-SNE", min(30.0, (len(vectors) - 1) / 3)
+        with _one_thread():
+            points = manifold.TSNE(perplexity=perplexity, random_state=seed).fit_transform(
+                components
             )
-            with _one_thread():
-                points = tsne.fit_transform(components)
-            method = "t-SNE"
     if np.ptp(points[:, 1]) > np.ptp(points[:, 0]):
         # The orientation is arbitrary, and screens are usually wider than they are high.
         points = points[:, ::-1]
@@ -157,40 +134,23 @@ def map_points(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
     return points / max(points.max(initial=0), 1e-12), method
 
 
-def _principal_components(vectors):
-    """Returns the projections of the vectors onto their first c principal components (2 <= c <= 50), float32 [n, c]."""
-    centered = vectors - vectors.mean(0)
-    left, values, _ = np.linalg.svd(centered, full_matrices=False)
-    components = (left * values)[:, :_MAP_COMPONENTS]
-    # The sign of a component is arbitrary. Fixing it makes the map independent of the linear
-    # algebra library.
-    largest = components[np.abs(components).argmax(0), np.arange(components.shape[1])]
-    components = components * np.where(largest < 0, -1, 1)
-    return np.pad(components, [(0, 0), (0, max(0, 2 - components.shape[1]))]).astype(np.float32)
-
-
 # --------------------------------------------------------------------------------------------------------- classes
 
 
-def predict_from_neighbors(indices: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
+def predict_from_neighbors(indices: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Classifies each image by a vote of its nearest neighbors among the other images (leave-one-out).
 
     Args:
       indices: nearest neighbors of each image, int [n, k].
-      labels: labels in [0, num_classes), int [n].
-      num_classes: number of classes.
+      labels: labels, int [n].
 
     Returns:
       The most frequent label among the neighbors, int [n]. Ties are broken in favor of the
       smallest label, as in scikit-learn.
     """
-    predictions = np.zeros(len(indices), np.int64)
-    for begin in range(0, len(indices), _BLOCK_ROWS):
-        votes = labels[indices[begin : begin + _BLOCK_ROWS]]
-        cells = votes + num_classes * np.arange(len(votes))[:, None]
-        counts = np.bincount(cells.ravel(), minlength=len(votes) * num_classes)
-        predictions[begin : begin + _BLOCK_ROWS] = counts.reshape(len(votes), num_classes).argmax(1)
-    return predictions
+    from scipy import stats
+
+    return stats.mode(labels[indices], axis=1).mode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,14 +173,14 @@ class Confusion:
 def confusions(labels: np.ndarray, predictions: np.ndarray, limit: int) -> list[Confusion]:
     """Returns the `limit` most frequent confusions (or all, if there are fewer), in order of decreasing frequency."""
     wrong = np.flatnonzero(labels != predictions)
-    counts = collections.Counter(zip(labels[wrong].tolist(), predictions[wrong].tolist()))
-    most_frequent = sorted(counts, key=lambda pair: (-counts[pair], pair))[:limit]
+    pairs, pair_of, counts = np.unique(
+        np.stack([labels, predictions], 1)[wrong], axis=0, return_inverse=True, return_counts=True
+    )
     return [
         Confusion(
-            label,
-            predicted,
-            counts[label, predicted] / np.count_nonzero(labels == label),
-            wrong[(labels[wrong] == label) & (predictions[wrong] == predicted)],
+            *pairs[number].tolist(),
+            float(counts[number] / np.count_nonzero(labels == pairs[number, 0])),
+            wrong[pair_of.ravel() == number],
         )
-        for label, predicted in most_frequent
+        for number in np.argsort(-counts, kind="stable")[:limit]
     ]

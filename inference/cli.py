@@ -1,4 +1,4 @@
-"""Embeds images, predicts their classes, or shows which of them are similar, with an exported SavedModel.
+"""Embeds images, predicts their classes, or shows which of them are similar.
 
 python -m inference embed MODEL INPUT... --out=FILE.npz
 python -m inference predict MODEL INPUT... [--out=FILE.csv]
@@ -8,35 +8,21 @@ python -m inference gallery MODEL INPUT... --out=FILE.html
 from __future__ import annotations
 
 import argparse
-import re
+from collections.abc import Callable
 
 from inference import similarity
 from runtime import command_line, console, tensorflow_startup
-from runtime.errors import UserError
 
-_TRUST_NOTICE = "The graph in MODEL is executed: use only models from trusted sources."
 _MAX_LISTED = 10  # maximum number of unreadable files to list
 
 
 def _embed(arguments):
-    if arguments.out is None and arguments.projector is None:
-        raise UserError("--out: no output is specified. Set --out=FILE, --projector=DIR or both.")
     embedding = tensorflow_startup.load("inference.embedding")
     written, unreadable = embedding.embed(
-        arguments.model,
-        arguments.inputs,
-        arguments.out,
-        arguments.output,
-        arguments.image_size,
-        arguments.projector,
+        arguments.model, arguments.inputs, arguments.out, arguments.output, arguments.image_size
     )
     _log_unreadable(unreadable)
-    if arguments.out is not None:
-        console.log(f"wrote {written} vector{'s' * (written != 1)} to {arguments.out}")
-    if arguments.projector is not None:
-        console.log(
-            f"wrote the projector files; show them with: tensorboard --logdir {arguments.projector}"
-        )
+    console.log(f"wrote {written} vector{'s' * (written != 1)} to {arguments.out}")
 
 
 def _predict(arguments):
@@ -61,7 +47,7 @@ def _predict(arguments):
 
 def _gallery(arguments):
     gallery = tensorflow_startup.load("inference.gallery")
-    _, unreadable = gallery.write_gallery(
+    unreadable = gallery.write_gallery(
         arguments.model,
         arguments.inputs,
         arguments.out,
@@ -90,30 +76,21 @@ def _parser():
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True)
-    embed = commands.add_parser(
-        "embed",
-        help="write one vector for each image",
-        description=f"Writes one vector per image. {_TRUST_NOTICE}",
-    )
+    embed = commands.add_parser("embed", help="write one vector for each image")
     embed.set_defaults(run=_embed)
-    predict = commands.add_parser(
-        "predict",
-        help="print or write the classes of images",
-        description=f"Prints or writes the classes of images. {_TRUST_NOTICE}",
-    )
+    predict = commands.add_parser("predict", help="print or write the classes of images")
     predict.set_defaults(run=_predict)
     gallery = commands.add_parser(
         "gallery",
         help="write a page with nearest neighbors, duplicates, outliers, a map and clusters",
-        description=f"Writes an HTML page that shows which images are similar. {_TRUST_NOTICE}",
     )
     gallery.set_defaults(run=_gallery)
-    for command, head in ((embed, ""), (predict, " with a linear head"), (gallery, "")):
+    for command in (embed, predict, gallery):
         command.add_argument(
             "model",
             help=(
-                f"model from this program or the original: a SavedModel{head}, a run "
-                "directory (its newest SavedModel is used) or a TF Hub handle"
+                "network from this program or the original: a run directory, a checkpoint, a "
+                "SavedModel, a PyTorch file (FILE.safetensors) or a TF Hub handle"
             ),
         )
         command.add_argument(
@@ -122,23 +99,15 @@ def _parser():
         command.add_argument(
             "--image_size",
             type=command_line.parse_image_size,
-            help="image size in pixels (default: the model's image size, or 224 if it is unknown)",
+            help="image size in pixels (default: the image size of the run, or 224 if it is unknown)",
         )
     formats = "FILE.npz, FILE.csv or FILE.parquet"
-    embed.add_argument("--out", help=f"output file: {formats}")
-    embed.add_argument(
-        "--projector",
-        metavar="DIR",
-        help=(
-            "write the vectors, file names, classes and thumbnails to a "
-            "directory for TensorBoard's Embedding Projector"
-        ),
-    )
+    embed.add_argument("--out", required=True, help=f"output file: {formats}")
     for command in (embed, gallery):
         command.add_argument(
             "--output",
             default="final_avg_pool",
-            help="name of the model output (default: %(default)s)",
+            help="name of the network's output (default: %(default)s)",
         )
     predict.add_argument(
         "--out",
@@ -158,7 +127,7 @@ def _parser():
         metavar="FILE.npz",
         help=(
             "file with the vectors of the images, written by "
-            "`embed`; if this flag is set, the model is not loaded"
+            "`embed`; if this flag is set, the network is not loaded"
         ),
     )
     gallery.add_argument(
@@ -170,13 +139,13 @@ def _parser():
     )
     gallery.add_argument(
         "--threshold",
-        type=_parse_similarity,
+        type=_number(float, -1, 1),
         default=similarity.DEFAULT_THRESHOLD,
         help="minimum cosine similarity of the pairs in FILE.pairs.csv (default: %(default)s)",
     )
     gallery.add_argument(
         "--clusters",
-        type=_parse_count,
+        type=_number(int, 1, 10**9),
         help=(
             "number of clusters (default: the square root of half "
             "the number of images, but at least 2 and at most 20)"
@@ -184,33 +153,26 @@ def _parser():
     )
     gallery.add_argument(
         "--seed",
-        type=_parse_seed,
+        type=_number(int, 0, 2**32 - 1),
         default=0,
         help="seed for the random choices (default: %(default)s)",
     )
     return parser
 
 
-def _parse_similarity(text):
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not -1 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must be a number from -1 to 1; got {text}")
-    return value
+def _number(kind: type, low: float, high: float) -> Callable[[str], float]:
+    """Returns a function that parses a number of type `kind` in [low, high], for use as `type` in argparse."""
 
+    def parse(text):
+        try:
+            if low <= (value := kind(text)) <= high:
+                return value
+        except ValueError:
+            pass
+        name = "an integer" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"must be {name} from {low} to {high}; got {text}")
 
-def _parse_count(text):
-    if not re.fullmatch("[0-9]{1,9}", text) or not int(text):
-        raise argparse.ArgumentTypeError(f"must be a positive integer; got {text}")
-    return int(text)
-
-
-def _parse_seed(text):
-    if not re.fullmatch("[0-9]{1,10}", text) or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"must be an integer from 0 to {2**32 - 1}; got {text}")
-    return int(text)
+    return parse
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Computes the values of SavedModel endpoints for image files."""
+"""Computes the values of a network's endpoints for image files."""
 
 from __future__ import annotations
 
@@ -10,21 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 import data_util
-from checkpoints import descriptions, weight_files
-from config import Config
-from runtime import console
-from runtime.errors import UserError, first_line
-from runtime.paths import check_path
+from checkpoints import inspection, restoring
+from runtime import console, progress, signals, storage
+from runtime.errors import UserError
+from runtime.paths import check_path, check_weights_path
 from sources import folders, image_files
-
-NOTHING_WRITTEN = "nothing was written; run the same command again"
-
-
-def uses_center_crop(description: dict, size: int) -> bool:
-    """Returns whether a model with the given description is evaluated on center crops at image size `size`."""
-    return Config(
-        image_size=size, eval_center_crop=description.get("eval_center_crop", True)
-    ).center_crop_eval
 
 
 def find_images(inputs: list[str]) -> dict[str, str]:
@@ -82,73 +72,36 @@ def find_classes(inputs: list[str], names: dict[str, str]) -> dict[str, str]:
     return {image: classes[name] for image, name in names.items() if name in classes}
 
 
-def nothing_readable(unreadable: dict[str, str]) -> UserError:
-    """Returns the error to raise if no image can be read. `unreadable` maps paths to reasons."""
-    path, reason = next(iter(unreadable.items()))
-    return UserError(f"INPUT={path}: no image can be read ({reason}). Check the files.")
-
-
-def _newest_saved_model(path):
-    """Returns the newest SavedModel in a run directory, and any other path unchanged."""
-    exports = os.path.join(path, "saved_model")
-    if path.startswith(("http://", "https://")) or not tf.io.gfile.isdir(exports):
-        return path
-    steps = [
-        int(name)
-        for name in (name.rstrip("/") for name in tf.io.gfile.listdir(exports))
-        if name.isdecimal() and tf.io.gfile.exists(os.path.join(exports, name, "saved_model.pb"))
-    ]
-    return os.path.join(exports, str(max(steps))) if steps else path
-
-
-def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
-    """Loads one endpoint of a SavedModel.
+def load_endpoint(
+    path: str, name: str, image_size: int | None = None
+) -> tuple[Callable, inspection.CheckpointInfo]:
+    """Loads the network at `path`, and returns a function that computes one of its endpoints.
 
     Args:
-      saved_model: directory or TF Hub handle of a SavedModel from this program or the original, or
-        a run directory, whose newest SavedModel is used. Unlike with `--checkpoint`, the
-        SavedModel's graph is executed.
+      path: see `weight_files.locate`.
       name: name of the endpoint.
+      image_size: image size in pixels. If None, the recorded image size is used, or 224 if it is
+        unknown.
 
     Returns:
-      A function that maps images, float32 [n, size, size, 3] in [0, 1], to the endpoint's values
-      [n, d], and the model description (see `descriptions.read_description`).
+      A function that maps images, float32 [n, size, size, 3] in [0, 1], to the endpoint's values,
+      and the `CheckpointInfo` of the network, whose settings include the image size.
 
     Raises:
-      UserError: `saved_model` is not a SimCLR SavedModel, or it does not have the endpoint.
+      UserError: the network cannot be loaded, or it does not have the endpoint.
     """
-    path = _newest_saved_model(saved_model)
-    directory = os.path.dirname(os.path.dirname(weight_files.locate(path, "MODEL")[0]))
-    if not tf.io.gfile.exists(os.path.join(directory, "saved_model.pb")):
+    model, info = restoring.open_network(check_weights_path("MODEL", path), image_size, "MODEL")
+    if name not in model.endpoint_names:
         raise UserError(
-            f"MODEL={saved_model}: this is a checkpoint, not a SavedModel. Export it with `python"
-            f" -m export --checkpoint={saved_model} --export_dir=DIR`."
+            f"MODEL={path}: the network has no output {name}. Use one of"
+            f" {', '.join(model.endpoint_names)}, or another network."
         )
-    description = descriptions.read_description(directory)
-    size = description.get("image_size", 224)
-    try:
-        module = tf.saved_model.load(directory)
-        outputs = dict(module(tf.zeros([1, size, size, 3]), trainable=False))
-    except Exception as error:  # SavedModels from other programs can raise any exception.
-        raise UserError(
-            f"MODEL={saved_model}: this path cannot be loaded and called as a SimCLR SavedModel"
-            f" ({first_line(error)}). If it contains the weights of a SimCLR network, export them"
-            f" again with `python -m export --checkpoint={saved_model} --export_dir=DIR`."
-        ) from error
-    if name not in outputs:
-        remedy = (
-            "Use a model with a linear head"
-            if name == "logits_sup"
-            else f"Use one of {', '.join(sorted(outputs))}"
-        )
-        raise UserError(f"MODEL={saved_model}: the model has no output {name}. {remedy}.")
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, None, 3])])
     def function(images):
-        return module(images, trainable=False)[name]
+        return model(images, training=False)[name]
 
-    function.module = module  # Keeps the variables alive.
-    return function, description
+    return function, info
 
 
 def preprocessing(size: int, crop: bool) -> Callable[[bytes], tf.Tensor]:
@@ -178,48 +131,59 @@ def load_image(path: str, preprocess: Callable[[bytes], tf.Tensor]) -> tf.Tensor
         return error
 
 
-def _reason(error):
-    """Returns the reason why an image cannot be read. `error` is an exception that `load_image` returned."""
-    return (
-        "truncated or corrupt" if isinstance(error, tf.errors.OpError) else str(error).rstrip(".")
-    )
-
-
 def compute_endpoint(
-    function: Callable, size: int, crop: bool, paths: list[str], batch_size: int = 64
-) -> Iterator[tuple[list[str], np.ndarray, dict[str, str]]]:
+    path: str,
+    name: str,
+    image_size: int | None,
+    images: list[str],
+    unreadable: dict[str, str],
+    batch_size: int = 64,
+) -> Iterator[tuple[list[str], np.ndarray, inspection.CheckpointInfo]]:
     """Computes the values of an endpoint for image files, in batches.
 
     Decodes the next batch while the network processes the current one.
 
+    Args:
+      path, name, image_size: see `load_endpoint`.
+      images: paths of image files.
+      unreadable: dict to which the paths of unreadable images are added, with the reasons.
+      batch_size: number of images per batch.
+
     Yields:
-      For each batch, a tuple of the n readable paths, their values [n, d], and a dict mapping
-      unreadable paths to reasons.
+      For each batch, a tuple of the n readable paths, their values, float32 [n, d], and the
+      `CheckpointInfo` of the network.
+
+    Raises:
+      UserError: the network cannot be used, or no image can be read.
+      errors.Stopped: a signal arrived.
     """
-    preprocess = preprocessing(size, crop)
-    with futures.ThreadPoolExecutor() as pool:
+    function, info = load_endpoint(path, name, image_size)
+    preprocess = preprocessing(info.config.image_size, info.config.center_crop_eval)
+    batches = [images[begin : begin + batch_size] for begin in range(0, len(images), batch_size)]
+    with (
+        futures.ThreadPoolExecutor() as pool,
+        progress.terminal_bar(None, len(images), "images") as bar,
+    ):
 
-        def load(begin):
-            batch = paths[begin : begin + batch_size]
-            return batch, [pool.submit(load_image, path, preprocess) for path in batch]
+        def submit(batch):
+            return [pool.submit(load_image, image, preprocess) for image in batch]
 
-        next_batch = load(0)
-        for begin in range(0, len(paths), batch_size):
-            (batch, loading), next_batch = next_batch, load(begin + batch_size)
-            images = [task.result() for task in loading]
-            readable = [
-                (path, image)
-                for path, image in zip(batch, images)
-                if not isinstance(image, Exception)
-            ]
-            unreadable = {
-                path: _reason(image)
-                for path, image in zip(batch, images)
-                if isinstance(image, Exception)
-            }
-            values = (
-                function(tf.stack([image for _, image in readable])).numpy()
-                if readable
-                else np.zeros([0, 0])
-            )
-            yield [path for path, _ in readable], values, unreadable
+        tasks = submit(batches[0])
+        for batch, next_batch in zip(batches, [*batches[1:], []]):
+            loaded = dict(zip(batch, (task.result() for task in tasks)))
+            tasks = submit(next_batch)
+            for image, error in list(loaded.items()):
+                if isinstance(error, Exception):
+                    del loaded[image]
+                    is_corrupt = isinstance(error, tf.errors.OpError)
+                    unreadable[image] = (
+                        "truncated or corrupt" if is_corrupt else str(error).rstrip(".")
+                    )
+            if loaded:
+                values = function(tf.stack(list(loaded.values()))).numpy()
+                yield list(loaded), values.reshape(len(loaded), -1), info
+            bar.update(len(batch))
+            signals.safe_point(storage.NOTHING_WRITTEN)
+    if len(unreadable) == len(images):
+        image, reason = next(iter(unreadable.items()))
+        raise UserError(f"INPUT={image}: no image can be read ({reason}). Check the files.")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
+import itertools
 import os
-import tempfile
 import zipfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import jinja2
 import markupsafe
@@ -15,14 +16,14 @@ import numpy as np
 
 from inference import analysis, endpoints, similarity, thumbnails, writers
 from probing.nearest_neighbors import KNN_NEIGHBORS
-from runtime import console, progress, signals
-from runtime.errors import UserError
-from runtime.paths import check_path, check_weights_path
+from runtime import console, progress, signals, storage
+from runtime.errors import UserError, first_line
+from runtime.paths import check_path
 from sources.folders import FolderSource
 
 _NUM_QUERIES = 12
 _NUM_NEIGHBORS = 8  # number of neighbors shown for each query
-# number of pairs to show, and number of neighbors to search for (see `similarity.closest_pairs`)
+# number of pairs to show, and number of neighbors to search for (see `similarity.search`)
 _NUM_PAIRS = 24
 _NUM_OUTLIERS = 24
 _NUM_TYPICAL = 8  # number of images shown for each cluster
@@ -62,7 +63,7 @@ class Images:
 
 
 def write_gallery(
-    saved_model: str,
+    model: str,
     inputs: list[str],
     out: str,
     output: str = "final_avg_pool",
@@ -72,15 +73,15 @@ def write_gallery(
     threshold: float = similarity.DEFAULT_THRESHOLD,
     num_clusters: int | None = None,
     seed: int = 0,
-) -> tuple[int, dict[str, str]]:
+) -> dict[str, str]:
     """Writes a gallery of images, and a CSV file of similar pairs next to it (see `write_page`).
 
     Args:
-      saved_model: see `endpoints.load_endpoint`.
+      model: see `endpoints.load_endpoint`.
       inputs: image files, and folders to search recursively (see `endpoints.find_images`).
       out: path of the page, which ends in .html.
       output: name of the endpoint.
-      image_size: image size in pixels. None: the model's image size, or 224 if unknown.
+      image_size: image size in pixels. None: the network's image size, or 224 if unknown.
       vectors_file: a .npz file from `embedding.embed` with the vectors of the images, or None to
         compute them.
       queries: images whose nearest neighbors are shown in addition to those of random images. Each
@@ -88,16 +89,13 @@ def write_gallery(
       threshold, num_clusters, seed: see `write_page`.
 
     Returns:
-      The number of images in the gallery, and a dict mapping the paths of unreadable images to
-      reasons.
+      A dict mapping the paths of unreadable images to reasons.
 
     Raises:
       UserError: an argument is invalid, or no image can be read.
       errors.Stopped: a signal arrived; nothing is written.
     """
     out = writers.check_out(out, (".html", ".htm"))
-    if vectors_file is None:
-        saved_model = check_weights_path("MODEL", saved_model)
     names = endpoints.find_images(inputs)
     if num_clusters is not None and num_clusters > len(names):
         raise UserError(
@@ -106,95 +104,85 @@ def write_gallery(
         )
     queries = _find_queries(queries, names)
     if vectors_file is None:
-        paths, vectors, unreadable = _compute_vectors(saved_model, list(names), output, image_size)
+        paths, vectors, unreadable = _compute_vectors(model, list(names), output, image_size)
     else:
         paths, vectors = _read_vectors(vectors_file, names)
-        unreadable = dict.fromkeys(names.keys() - set(paths), f"not in {vectors_file}")
+        unreadable = dict.fromkeys(sorted(names.keys() - set(paths)), f"not in {vectors_file}")
     classes = endpoints.find_classes(inputs, names)
     images = Images(
         paths,
         [names[path] for path in paths],
         vectors,
         [classes[path] for path in paths] if classes.keys() >= set(paths) else None,
-        {names[path]: unreadable[path] for path in sorted(unreadable)},
+        {names[path]: reason for path, reason in unreadable.items()},
     )
-    rows = {path: row for row, path in enumerate(paths)}
-    query_rows = [rows[path] for path in queries if path in rows]
-    write_page(images, saved_model, out, query_rows, threshold, num_clusters, seed)
+    query_rows = [paths.index(path) for path in queries if path in paths]
+    write_page(images, model, out, query_rows, threshold, num_clusters, seed)
     console.log(f"wrote {out} and {pairs_path(out)}")
-    return len(paths), unreadable
+    return unreadable
 
 
-def write_sample(
-    saved_model: str, source: FolderSource, split: str, directory: str, seed: int
-) -> list[str]:
-    """Writes a gallery of at most 2,000 random images of a split. Images that the source excludes are not used.
+def write_for_run(
+    model: str,
+    source: FolderSource,
+    split: str,
+    directory: str,
+    seed: int,
+    check: Callable[[], None] = lambda: None,
+) -> str | None:
+    """Writes gallery.html and gallery.pairs.csv for at most 2,000 random images of a split.
+
+    Images that the source excludes are not used. Errors are only logged, because the results of the
+    run are already complete.
 
     Args:
-      saved_model: see `endpoints.load_endpoint`.
+      model: see `endpoints.load_endpoint`.
       source: the image folder.
       split: the split, or a slice of it.
-      directory: output directory for gallery.html and gallery.pairs.csv.
+      directory: run directory.
       seed: seed for sampling the images, and for the random choices made when the page is built.
+      check: called before the files are written.
 
     Returns:
-      The paths of the page and the CSV file.
-
-    Raises:
-      UserError: no image can be read.
-      errors.Stopped: a signal arrived; nothing is written.
+      The path of the page, or None if it was not written.
     """
-    paths, labels = source.labeled_paths(split)
-    order = np.argsort(paths)
-    if len(paths) > _MAX_SAMPLE:
-        order = order[
-            np.sort(np.random.default_rng(seed).choice(len(paths), _MAX_SAMPLE, replace=False))
-        ]
-    class_of = (
-        {paths[row]: source.class_names[labels[row]] for row in order}
-        if (source.num_classes or 1) > 1
-        else {}
-    )
-    readable, vectors, unreadable = _compute_vectors(saved_model, [paths[row] for row in order])
-    images = Images(
-        readable,
-        [os.path.relpath(path, source.root) for path in readable],
-        vectors,
-        [class_of[path] for path in readable] if class_of else None,
-        {os.path.relpath(path, source.root): reason for path, reason in unreadable.items()},
-        len(paths) if len(paths) > len(order) else None,
-    )
-    out = os.path.join(directory, "gallery.html")
-    write_page(images, saved_model, out, seed=seed)
-    return [out, pairs_path(out)]
+    try:
+        console.log("writing the gallery")
+        paths, labels = source.labeled_paths(split)
+        order = np.argsort(paths)
+        if len(paths) > _MAX_SAMPLE:
+            rows = np.random.default_rng(seed).choice(len(paths), _MAX_SAMPLE, replace=False)
+            order = order[np.sort(rows)]
+        label_of = {paths[row]: labels[row] for row in order}
+        readable, vectors, unreadable = _compute_vectors(model, list(label_of))
+        has_classes = (source.num_classes or 1) > 1
+        images = Images(
+            readable,
+            [os.path.relpath(path, source.root) for path in readable],
+            vectors,
+            [source.class_names[label_of[path]] for path in readable] if has_classes else None,
+            {os.path.relpath(path, source.root): reason for path, reason in unreadable.items()},
+            len(paths) if len(paths) > len(order) else None,
+        )
+        out = os.path.join(directory, "gallery.html")
+        check()
+        write_page(images, model, out, seed=seed)
+        return out
+    except Exception as error:
+        console.log(f"warning: the gallery was not written: {first_line(error)}")
+        return None
 
 
-def _compute_vectors(saved_model, paths, output="final_avg_pool", image_size=None):
+def _compute_vectors(model, paths, output="final_avg_pool", image_size=None):
     """Returns the readable paths, their vectors [n, d], and a dict mapping unreadable paths to reasons."""
-    console.log("loading the model")
-    function, description = endpoints.load_endpoint(saved_model, output)
-    size = image_size or description.get("image_size", 224)
-    crop = endpoints.uses_center_crop(description, size)
-    readable, unreadable, vectors = [], {}, None
     console.log(f"computing the features of {len(paths):,} images")
-    with progress.terminal_bar(None, len(paths), "images") as bar:
-        for batch, values, batch_unreadable in endpoints.compute_endpoint(
-            function, size, crop, paths
-        ):
-            signals.safe_point(similarity.NOT_WRITTEN)
-            if batch:
-                values = values.reshape(len(batch), -1)
-                if vectors is None:
-                    vectors = np.empty([len(paths), values.shape[1]], np.float32)
-                vectors[len(readable) : len(readable) + len(batch)] = values
-            readable += batch
-            unreadable.update(batch_unreadable)
-            bar.update(len(batch) + len(batch_unreadable))
-    if not readable:
-        raise endpoints.nothing_readable(unreadable)
-    vectors = vectors[: len(readable)]
-    _check_finite(f"MODEL={saved_model}", vectors)
-    return readable, vectors, unreadable
+    unreadable = {}
+    batches, vectors, _ = zip(
+        *endpoints.compute_endpoint(model, output, image_size, paths, unreadable)
+    )
+    vectors = np.concatenate(vectors)
+    _check_finite(f"MODEL={model}", vectors)
+    return list(itertools.chain(*batches)), vectors, unreadable
 
 
 def _check_finite(flag, vectors):
@@ -285,7 +273,7 @@ def write_page(
 ) -> None:
     """Writes the page, and next to it a CSV file of near-duplicates with columns `first`, `second` and `similarity`.
 
-    Both files are replaced only when they are complete. The page is self-contained. The same
+    Each file is replaced only when it is complete. The page is self-contained. The same
     images, model and seed give the same page.
 
     Args:
@@ -302,22 +290,20 @@ def write_page(
     """
     vectors, random = similarity.normalize(images.vectors), np.random.default_rng(seed)
     count = len(vectors)
-    queries = list(queries)
     chosen = np.sort(random.choice(count, min(_NUM_QUERIES, count), replace=False)).tolist()
     console.log(f"searching for the neighbors of {count:,} images")
-    signals.safe_point(similarity.NOT_WRITTEN)
+    signals.safe_point(storage.NOTHING_WRITTEN)
     neighbors = similarity.search(vectors, _NUM_PAIRS, threshold)
-    scores = analysis.outlier_scores(neighbors, KNN_NEIGHBORS)
+    voters = neighbors.similarities[:, :KNN_NEIGHBORS]
+    scores = voters.mean(1) if count > 1 else np.ones(1)
     console.log("clustering the images")
-    signals.safe_point(similarity.NOT_WRITTEN)
+    signals.safe_point(storage.NOTHING_WRITTEN)
+    num_default = analysis.default_num_clusters(count)
     clusters = analysis.find_clusters(
-        vectors,
-        min(num_clusters or analysis.default_num_clusters(count), count),
-        seed,
-        _NUM_TYPICAL,
+        vectors, min(num_clusters or num_default, count), seed, _NUM_TYPICAL
     )
     console.log("drawing the map")
-    signals.safe_point(similarity.NOT_WRITTEN)
+    signals.safe_point(storage.NOTHING_WRITTEN)
     on_map = np.sort(random.choice(count, min(_MAX_MAP_IMAGES, count), replace=False))
     page = dict(
         model=model,
@@ -328,24 +314,20 @@ def write_page(
         threshold=threshold,
         unreadable=list(images.unreadable.items())[:_MAX_UNREADABLE],
         queries=[
-            (query, query not in queries, _rows(neighbors, query))
-            for query in dict.fromkeys(queries + chosen)
-        ],
-        pairs=similarity.closest_pairs(neighbors, _NUM_PAIRS),
-        num_pairs=neighbors.num_pairs,
-        num_listed=len(neighbors.pairs),
-        pairs_file=os.path.basename(pairs_path(out)),
-        num_voters=min(KNN_NEIGHBORS, count - 1),
-        outliers=[
-            (int(row), float(scores[row]))
-            for row in np.argsort(scores, kind="stable")[:_NUM_OUTLIERS]
-        ],
-        clusters=[
             (
-                int(size),
-                typical.tolist(),
-                _most_common(images.classes, clusters.assignments == number),
+                query,
+                query not in queries,
+                list(zip(neighbors.indices[query], neighbors.similarities[query]))[:_NUM_NEIGHBORS],
             )
+            for query in dict.fromkeys([*queries, *chosen])
+        ],
+        pairs=list(zip(*neighbors.pairs.T, neighbors.pair_similarities))[:_NUM_PAIRS],
+        num_pairs=neighbors.num_pairs,
+        pairs_file=os.path.basename(pairs_path(out)),
+        num_voters=voters.shape[1],
+        outliers=[(row, scores[row]) for row in np.argsort(scores, kind="stable")[:_NUM_OUTLIERS]],
+        clusters=[
+            (size, typical, _most_common(images.classes, clusters.assignments == number))
             for number, (size, typical) in enumerate(zip(clusters.sizes, clusters.typical))
         ],
         has_default_clusters=num_clusters is None,
@@ -353,37 +335,26 @@ def write_page(
         classes=_classes(images.classes, neighbors) if images.classes and count > 1 else None,
     )
     page["thumbnails"] = _make_thumbnails(
-        images.paths, sorted(_shown_images(page)), _THUMBNAIL_SIDE
+        images.paths, sorted(set(_shown_images(page))), _THUMBNAIL_SIDE
     )
     map_side = _THUMBNAIL_SIDE if len(on_map) <= 500 else _MAP_SIDE
-    small = _make_thumbnails(images.paths, on_map.tolist(), map_side, _MAP_QUALITY)
-    page["map"]["thumbnails"] = [small[row] for row in on_map.tolist()]
-    signals.safe_point(similarity.NOT_WRITTEN)
+    page["map"]["thumbnails"] = list(
+        _make_thumbnails(images.paths, on_map, map_side, _MAP_QUALITY).values()
+    )
     content = _render(page).encode()
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(out)) as scratch:
-        files = {
-            os.path.join(scratch, "pairs"): pairs_path(out),
-            os.path.join(scratch, "page"): out,
-        }
-        temporary_pairs, temporary_page = files
-        _write_pairs(temporary_pairs, images.names, neighbors)
-        with open(temporary_page, "wb") as file:
-            file.write(content)
-        for temporary, path in files.items():
-            os.replace(temporary, path)
+    table = io.StringIO(newline="")
+    rows = csv.writer(table)
+    rows.writerow(["first", "second", "similarity"])
+    for pair, value in zip(
+        neighbors.pairs[: neighbors.num_pairs].tolist(), neighbors.pair_similarities
+    ):
+        rows.writerow([*(writers.quote_path(images.names[row]) for row in pair), f"{value:.5f}"])
+    signals.safe_point(storage.NOTHING_WRITTEN)
+    storage.write_bytes(pairs_path(out), table.getvalue().encode())
+    storage.write_bytes(out, content)
     console.log(
         f"gallery: {count:,} images, {len(content) / 1e6:.1f} MB, {neighbors.num_pairs:,} pairs"
         f" with a similarity of at least {threshold:g}"
-    )
-
-
-def _rows(neighbors, query):
-    """Returns a list of (index, similarity) pairs, one for each neighbor of an image that the page shows."""
-    return list(
-        zip(
-            neighbors.indices[query, :_NUM_NEIGHBORS].tolist(),
-            neighbors.similarities[query, :_NUM_NEIGHBORS].tolist(),
-        )
     )
 
 
@@ -424,37 +395,28 @@ def _map(images, vectors, clusters, rows, seed):
 def _classes(classes, neighbors):
     """Returns the values for the template's class section: nearest-neighbor accuracies, and confused classes."""
     names, labels = np.unique(classes, return_inverse=True)
-    predictions = analysis.predict_from_neighbors(
-        neighbors.indices[:, :KNN_NEIGHBORS], labels, len(names)
-    )
+    predictions = analysis.predict_from_neighbors(neighbors.indices[:, :KNN_NEIGHBORS], labels)
     rows = []
-    for label, name in enumerate(names.tolist()):
+    for label, name in enumerate(names):
         of_class = predictions[labels == label]
         wrong = of_class[of_class != label]
-        confused = str(names[np.bincount(wrong).argmax()]) if len(wrong) else None
-        rows.append((name, len(of_class), float(np.mean(of_class == label)), confused))
+        confused = names[np.bincount(wrong).argmax()] if len(wrong) else None
+        rows.append((name, len(of_class), np.mean(of_class == label), confused))
     rows.sort(key=lambda row: (row[2], row[0]))
-    confused_pairs = []
+    pairs = []
     for confusion in analysis.confusions(labels, predictions, _NUM_CONFUSIONS):
         examples = []
-        for image in confusion.images[:_NUM_EXAMPLES].tolist():
+        for image in confusion.images[:_NUM_EXAMPLES]:
             nearest = neighbors.indices[image]
-            examples.append((image, int(nearest[labels[nearest] == confusion.predicted][0])))
-        confused_pairs.append(
-            (
-                str(names[confusion.label]),
-                str(names[confusion.predicted]),
-                len(confusion.images),
-                confusion.share,
-                examples,
-            )
-        )
+            examples.append((image, nearest[labels[nearest] == confusion.predicted][0]))
+        label, predicted = names[confusion.label], names[confusion.predicted]
+        pairs.append((label, predicted, len(confusion.images), confusion.share, examples))
     return dict(
-        accuracy=float(np.mean(predictions == labels)),
+        accuracy=np.mean(predictions == labels),
         rows=rows[:_MAX_CLASSES],
         num_classes=len(names),
         majority=np.bincount(labels).max() / len(labels),
-        pairs=confused_pairs,
+        pairs=pairs,
     )
 
 
@@ -474,27 +436,11 @@ def _shown_images(page):
 
 def _make_thumbnails(paths, rows, side, quality=80):
     """Returns a dict mapping indices to thumbnails (see `thumbnails.encode`)."""
-    rows = list(dict.fromkeys(rows))
     images, encoded = thumbnails.load_thumbnails([paths[row] for row in rows], side), {}
     for row, image in zip(rows, progress.terminal_bar(images, len(rows), "thumbnails")):
-        signals.safe_point(similarity.NOT_WRITTEN)
+        signals.safe_point(storage.NOTHING_WRITTEN)
         encoded[row] = thumbnails.encode(image, quality)
     return encoded
-
-
-def _write_pairs(path, names, neighbors):
-    """Writes one line per pair of near-duplicates, the most similar first."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(["first", "second", "similarity"])
-        for (first, second), value in zip(neighbors.pairs, neighbors.pair_similarities):
-            rows.writerow(
-                [
-                    writers.quote_path(names[first]),
-                    writers.quote_path(names[second]),
-                    f"{value:.5f}",
-                ]
-            )
 
 
 def _render(page):
@@ -515,6 +461,6 @@ def _finalize(value):
     """Escapes control characters in a template value, except in the output of macros and filters, which is HTML."""
     return (
         console.printable_name(value)
-        if type(value) is str and not isinstance(value, markupsafe.Markup)
+        if isinstance(value, str) and not isinstance(value, markupsafe.Markup)
         else value
     )

@@ -9,51 +9,47 @@ import numpy as np
 import tensorflow as tf
 
 from inference import endpoints, writers
-from runtime import progress, signals
-from runtime.errors import UserError
-from runtime.paths import check_weights_path
 
 
 def predict(
-    saved_model: str, inputs: list[str], image_size: int | None = None, top_k: int = 5
+    path: str, inputs: list[str], image_size: int | None = None, top_k: int = 5
 ) -> tuple[dict[str, list[tuple[str, float]]], dict[str, str]]:
     """Predicts the most probable classes of images.
 
     Args:
-      saved_model: see `endpoints.load_endpoint`.
+      path: see `endpoints.load_endpoint`.
       inputs: image files, and folders to search recursively (see `endpoints.find_images`).
-      image_size: image size in pixels. If this is None, the model's image size is used (224 if
+      image_size: image size in pixels. If this is None, the network's image size is used (224 if
         unknown).
       top_k: number of classes to return per image.
 
     Returns:
       A dict mapping each path to a list of (class name, probability), most probable class first,
       and a dict mapping the paths of unreadable images to reasons. The probabilities are computed
-      with softmax or, for multi-label models, with sigmoid.
+      with softmax or, for multi-label networks, with sigmoid.
 
     Raises:
       UserError: an argument is invalid, or no image can be read.
       errors.Stopped: a signal arrived.
     """
-    predictions, unreadable = {}, {}
-    names = endpoints.find_images(inputs)
-    for paths, classes, probabilities in _predict_batches(
-        saved_model, list(names), image_size, unreadable
-    ):
-        for path, row in zip(paths, probabilities):
-            predictions[path] = [
-                (classes[index], float(row[index])) for index in np.argsort(-row)[:top_k]
-            ]
+    unreadable = {}
+    predictions = {
+        image: [(classes[index], float(row[index])) for index in np.argsort(-row)[:top_k]]
+        for images, classes, probabilities in _predict_batches(
+            path, list(endpoints.find_images(inputs)), image_size, unreadable
+        )
+        for image, row in zip(images, probabilities)
+    }
     return predictions, unreadable
 
 
 def write_predictions(
-    saved_model: str, inputs: list[str], out: str, image_size: int | None = None
+    path: str, inputs: list[str], out: str, image_size: int | None = None
 ) -> tuple[int, dict[str, str]]:
     """Writes the probabilities of all classes. Only file names and two batches are held in memory.
 
     Args:
-      saved_model: see `endpoints.load_endpoint`.
+      path: see `endpoints.load_endpoint`.
       inputs: see `endpoints.find_images`.
       out: path of the output: .npz (`files`, `classes`, `probabilities`, `class_names`), .csv
         (`file`, `class`, and one column per class) or .parquet (`file`, `class`, `probabilities`).
@@ -67,59 +63,25 @@ def write_predictions(
       UserError: an argument is invalid, or no image can be read.
       errors.Stopped: a signal arrived; nothing is written.
     """
-    out = writers.check_out(out)
-    names = endpoints.find_images(inputs)
-    written, unreadable, add = 0, {}, None
+    out, names, unreadable = writers.check_out(out), endpoints.find_images(inputs), {}
     with contextlib.ExitStack() as stack:
-        batches = stack.enter_context(
-            contextlib.closing(_predict_batches(saved_model, list(names), image_size, unreadable))
-        )
-        for paths, classes, probabilities in batches:
+        add = None
+        for images, classes, probabilities in _predict_batches(
+            path, list(names), image_size, unreadable
+        ):
             if add is None:  # The class names are known only after the first batch.
                 add = stack.enter_context(writers.open_writer(out, "probabilities", classes))
-            add(
-                {
-                    "file": [names[path] for path in paths],
-                    "class": [classes[index] for index in probabilities.argmax(-1)],
-                },
-                probabilities,
-            )
-            written += len(paths)
-    return written, unreadable
+            best = [classes[index] for index in probabilities.argmax(-1)]
+            add({"file": [names[image] for image in images], "class": best}, probabilities)
+    return len(names) - len(unreadable), unreadable
 
 
 def _predict_batches(
-    saved_model, paths, image_size, unreadable
+    path: str, images: list[str], image_size: int | None, unreadable: dict[str, str]
 ) -> Iterator[tuple[list[str], list[str], np.ndarray]]:
-    """Yields (readable paths, class names, probabilities [n, classes]) for each batch with readable images.
-
-    For each image that cannot be read, adds the reason to the dict `unreadable`.
-    """
-    saved_model = check_weights_path("MODEL", saved_model)
-    function, description = endpoints.load_endpoint(saved_model, "logits_sup")
-    size = image_size or description.get("image_size", 224)
-    to_probabilities = tf.sigmoid if description.get("multi_label") else tf.nn.softmax
-    crop = endpoints.uses_center_crop(description, size)
-    with progress.terminal_bar(None, len(paths), "images") as bar:
-        for readable, logits, batch_unreadable in endpoints.compute_endpoint(
-            function, size, crop, paths
-        ):
-            signals.safe_point(endpoints.NOTHING_WRITTEN)
-            unreadable.update(batch_unreadable)
-            bar.update(len(readable) + len(batch_unreadable))
-            if readable:
-                classes = _class_names(saved_model, description, logits.shape[-1])
-                yield readable, classes, to_probabilities(logits).numpy()
-    if len(unreadable) == len(paths):
-        raise endpoints.nothing_readable(unreadable)
-
-
-def _class_names(saved_model, description, count):
-    """Returns the recorded class names, or numbered names if none are recorded."""
-    names = description.get("class_names") or [f"class {index}" for index in range(count)]
-    if len(names) != count:
-        raise UserError(
-            f"MODEL={saved_model}: the linear head has {count} classes, but {len(names)} class"
-            " names are recorded. Export the model again."
-        )
-    return names
+    """Yields (readable paths, class names, probabilities [n, classes]) for each batch with readable images."""
+    for readable, logits, info in endpoints.compute_endpoint(
+        path, "logits_sup", image_size, images, unreadable
+    ):
+        to_probabilities = tf.sigmoid if info.multi_label else tf.nn.softmax
+        yield readable, info.class_names, to_probabilities(logits).numpy()

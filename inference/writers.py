@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-import shutil
 import tempfile
-import zipfile
 from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
+from runtime import storage
 from runtime.errors import UserError
 from runtime.paths import check_path, check_writable_parent
 
@@ -55,28 +54,16 @@ def open_writer(out: str, name: str, columns: list[str] | None = None) -> Iterat
       name: name of the values in .npz and .parquet files.
       columns: names of the d values in .csv files. If None, the names are v0, v1, ...
     """
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(out)) as scratch:
-        temporary_path = os.path.join(scratch, "output")
-        with _WRITERS[os.path.splitext(out)[1].lower()](temporary_path, name, columns) as add:
-            yield add
-        os.replace(temporary_path, out)
-
-
-def _write_strings(file, strings, chunk_size=4096):
-    """Writes strings as a .npy array, in chunks to save memory, because NumPy pads all strings to the same length."""
-    dtype = np.dtype((np.str_, max(map(len, strings), default=1)))
-    np.lib.format.write_array_header_1_0(
-        file, dict(descr=dtype.str, fortran_order=False, shape=(len(strings),))
-    )
-    for begin in range(0, len(strings), chunk_size):
-        file.write(np.array(strings[begin : begin + chunk_size], dtype).tobytes())
+    writer = _WRITERS[os.path.splitext(out)[1].lower()]
+    with storage.replacing(out) as (path,), writer(path, name, columns) as add:
+        yield add
 
 
 @contextlib.contextmanager
 def _npz_writer(path, name, columns):
     """Writes the arrays `files` [n], `name` [n, d] and, if there are classes, `classes` [n] and `class_names` [d]."""
     strings, widths = {}, set()
-    with tempfile.TemporaryFile(dir=os.path.dirname(path)) as raw:
+    with tempfile.TemporaryFile(dir=os.path.dirname(path)) as raw, open(path, "wb") as file:
 
         def add(texts, values):
             for column, items in texts.items():
@@ -86,19 +73,11 @@ def _npz_writer(path, name, columns):
             raw.write(values.astype(np.float32).tobytes())
 
         yield add
-        raw.seek(0)
         if columns is not None:
             strings["class_names"] = columns
-        with zipfile.ZipFile(path, "w") as bundle:
-            for column, items in strings.items():
-                with bundle.open(f"{column}.npy", "w", force_zip64=True) as member:
-                    _write_strings(member, items)
-            with bundle.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array_header_1_0(
-                    member,
-                    dict(descr="<f4", fortran_order=False, shape=(len(strings["files"]), *widths)),
-                )
-                shutil.copyfileobj(raw, member)
+        raw.flush()
+        values = np.memmap(raw, np.float32, "r", shape=(len(strings["files"]), *widths))
+        np.savez(file, **{name: values, **{key: np.array(text) for key, text in strings.items()}})
 
 
 @contextlib.contextmanager

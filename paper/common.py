@@ -6,7 +6,7 @@ from typing import Any
 
 import config as config_lib
 import model as model_lib
-from checkpoints import inspection, restoring
+from checkpoints import restoring
 from runtime.errors import UserError
 from sources import datasets, image_checks
 from sources.source import Source
@@ -52,10 +52,5 @@ def load(path: str) -> tuple[model_lib.Model, int]:
     Raises:
       UserError: the weights cannot be loaded (see `weight_files.open_weights`).
     """
-    info = inspection.inspect_checkpoint(path)
-    model = model_lib.build_model(
-        info.config.replace(precision="float32"),
-        None if info.class_names is None else len(info.class_names),
-    )
-    restoring.load_model(model, path, "--checkpoint")
+    model, info = restoring.open_network(path)
     return model, info.config.image_size

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 import os
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import tensorflow as tf
 
 import data
 import data_util
 import evaluate
-import model as model_lib
+import simclr
 from augmentation import policies
-from config import Config
 from paper import common, studies
 from probing import features
 from runtime.errors import UserError, first_line
@@ -34,26 +33,21 @@ _MARKERS = "osv^D<>phX"
 _HATCHES = ("", "//", "..", "xx", "\\\\", "oo", "--", "++")
 
 
-def save(
-    figure: plt.Figure, columns: tuple[str, ...], rows: list[tuple], out: str, name: str
-) -> str:
+def save(figure: plt.Figure, rows: pd.DataFrame, out: str, name: str) -> str:
     """Saves a figure (PNG and SVG) and its data (CSV), and closes the figure. Returns the path of the PNG file."""
     os.makedirs(out, exist_ok=True)
     path = os.path.join(out, name)
     figure.savefig(f"{path}.png", dpi=110, bbox_inches="tight")
     figure.savefig(f"{path}.svg", bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
-    with open(f"{path}.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
+    rows.to_csv(f"{path}.csv", index=False)
     return f"{path}.png"
 
 
 def read_csv(
     path: str, columns: tuple[str, ...], numeric: tuple[str, ...] = (), measure: str = "accuracy"
-) -> list[dict]:
-    """Reads a CSV file and returns the rows that have an accuracy.
+) -> pd.DataFrame:
+    """Reads the rows of a CSV file that have an accuracy.
 
     Args:
       path: CSV file.
@@ -62,76 +56,52 @@ def read_csv(
         numeric columns must be positive.
       measure: column that contains the accuracies.
 
-    Returns:
-      One dict per row.
-
     Raises:
       UserError: the file cannot be read, lacks columns or accuracies, or contains invalid numbers.
     """
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError) as error:
+        rows = pd.read_csv(path, dtype=str, keep_default_na=False, na_values="")
+    except (OSError, ValueError) as error:
         raise UserError(
             f"--csv={path}: the file cannot be read ({first_line(error)}). Check the path."
         ) from error
-    missing = [column for column in columns if not rows or rows[0].get(column) is None]
+    missing = [column for column in (*columns, measure) if column not in rows]
     if missing:
         raise UserError(
-            f"--csv={path}: column {missing[0]} is missing. Use a file with at least one row "
-            f"and the columns {', '.join(columns)}."
+            f"--csv={path}: column {missing[0]} is missing. Use a file with the columns"
+            f" {', '.join(columns)}."
         )
     # In the report, this field is empty if a run has no accuracy.
-    rows = [row for row in rows if row[measure]]
-    if not rows:
+    rows = rows.dropna(subset=measure)
+    if rows.empty:
         raise UserError(f"--csv={path}: no row has an accuracy. Add at least one accuracy.")
-    for row in rows:
-        for column in numeric:
-            row[column] = _parse_number(path, column, row[column], column == measure)
+    for column in numeric:
+        values, limit = pd.to_numeric(rows[column], errors="coerce"), "from 0 to 1"
+        is_valid = values.between(0, 1)
+        if column != measure:
+            is_valid, limit = (values > 0) & (values < math.inf), "above 0"
+        if not is_valid.all():
+            text = rows[column][~is_valid].iloc[0]
+            raise UserError(f"--csv={path}: {column} is {text}. Use a number {limit}.")
+        rows[column] = values
     return rows
 
 
-def _average_over_seeds(rows, columns):
-    """Merges rows that have the same values in `columns`, such as those of runs that differ only in their seeds.
+def _average(rows, columns, measure="accuracy"):
+    """Averages the accuracies of rows with the same values in `columns`, such as those of runs with other seeds.
 
-    `accuracy` is replaced with the mean. The columns `standard_deviation` ("" for a single run) and
-    `runs` are added.
+    Returns a table with the given columns, the mean accuracy, and the columns `standard_deviation`
+    (NaN for a single row) and `runs`.
     """
-    groups = {}
-    for row in rows:
-        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
-    averages = []
-    for group in groups.values():
-        accuracies = [row["accuracy"] for row in group]
-        averages.append(
-            {
-                **group[0],
-                "accuracy": float(np.mean(accuracies)),
-                **dict(zip(_DEVIATION_COLUMNS, _deviation(accuracies))),
-            }
-        )
-    return averages
+    groups = rows.groupby(list(columns), sort=False)[measure]
+    return groups.agg(
+        **{measure: "mean", "standard_deviation": "std", "runs": "size"}
+    ).reset_index()
 
 
-def _save_averages(figure, columns, rows, out, name):
-    """Saves a figure and the result of `_average_over_seeds`. Omits the deviation columns if no rows were merged."""
-    columns = (*columns, *_DEVIATION_COLUMNS[: 2 * any(row["runs"] > 1 for row in rows)])
-    return save(
-        figure, columns, [tuple(row[column] for column in columns) for row in rows], out, name
-    )
-
-
-def _parse_number(path, column, text, is_accuracy):
-    try:
-        value = float(text)
-    except (TypeError, ValueError):  # DictReader fills short rows with None.
-        value = math.nan
-    if not (0 <= value <= 1 if is_accuracy else 0 < value < math.inf):
-        raise UserError(
-            f"--csv={path}: {column} is {text}. Use a number "
-            f"{'from 0 to 1' if is_accuracy else 'above 0'}."
-        )
-    return value
+def _without_deviations(rows):
+    """Removes the columns with standard deviations if no rows were averaged."""
+    return rows if (rows["runs"] > 1).any() else rows.drop(columns=["standard_deviation", "runs"])
 
 
 def read_images(paths: list[str] | None) -> list[np.ndarray]:
@@ -183,14 +153,13 @@ _OPERATORS = {
 }
 
 
-def operators(image: np.ndarray, out: str, size: int = 160) -> str:
+def operators(image: list[str] | None, out: str, size: int = 160) -> str:
     """Plots three random samples of each operator applied to the same image (extended version of Figure 4).
 
     Brightness is additive, as in the paper.
     """
-    image = data_util.preprocess_for_eval(
-        tf.image.convert_image_dtype(image, tf.float32), size, crop=False
-    )
+    pixels = tf.image.convert_image_dtype(read_images(image)[0], tf.float32)
+    pixels = data_util.preprocess_for_eval(pixels, size, crop=False)
     figure, axes = _panels(-(-len(_OPERATORS) // 2), 6)
     for axis in axes.flat[3 * len(_OPERATORS) :]:
         axis.axis("off")
@@ -207,49 +176,40 @@ def operators(image: np.ndarray, out: str, size: int = 160) -> str:
                         for operator in policy.operators
                     )
                 )
-            augmented = data_util.apply_operators(image[tf.newaxis], policy, seeds)[0].numpy()
+            augmented = data_util.apply_operators(pixels[tf.newaxis], policy, seeds)[0].numpy()
             axis = axes[index // 2, 3 * (index % 2) + draw]
             axis.imshow(augmented)
             axis.set_title(title if draw == 0 else "", fontsize=9, loc="left")
-            rows.append(
-                (
-                    title,
-                    draw,
-                    *(f"{value:.4f}" for value in (*augmented.mean((0, 1)), augmented.std())),
-                )
-            )
-    return save(
-        figure,
-        ("operator", "draw", "mean_red", "mean_green", "mean_blue", "std"),
-        rows,
-        out,
-        "operators",
-    )
+            rows.append((title, draw, *augmented.mean((0, 1)), augmented.std()))
+    columns = ["operator", "draw", "mean_red", "mean_green", "mean_blue", "std"]
+    return save(figure, pd.DataFrame(rows, columns=columns).round(4), out, "operators")
 
 
-def views(config: Config, out: str, count: int = 8) -> str:
+def views(dataset: str, flags: str, out: str, count: int = 8) -> str:
     """Plots pairs of augmented views of `count` images from a data set, with blur as in training."""
+    config = common.parse_flags(flags, dataset=dataset)
     source = common.open_source(config)
     count = min(count, datasets.check_split(source, "train_split", config.train_split))
     pairs, _ = next(iter(data.build_view_pairs(config, source, config.train_split, _SEED, count)))
-    all_views = model_lib.blurred_views(pairs, config, _SEED, 0).numpy()
-    figure, axes = _panels(len(all_views) // count, count, 1.3)
+    views = simclr.views(pairs, config.replace(seed=_SEED), 0)
+    figure, axes = _panels(len(views), count, 1.3)
     rows = []
-    for index, image in enumerate(all_views):
-        view, column = divmod(index, count)
-        axes[view, column].imshow(image, interpolation="nearest")
-        rows.append((column, view, f"{image.mean():.4f}", f"{image.std():.4f}"))
+    for view, images in enumerate(views):
+        for column, image in enumerate(images.numpy()):
+            axes[view, column].imshow(image, interpolation="nearest")
+            rows.append((column, view, image.mean(), image.std()))
     for view, axis in enumerate(axes[:, 0]):
         axis.set_ylabel(f"view {view + 1}", fontsize=9)
-    return save(figure, ("image", "view", "mean", "std"), rows, out, "views")
+    columns = ["image", "view", "mean", "std"]
+    return save(figure, pd.DataFrame(rows, columns=columns).round(4), out, "views")
 
 
-def histograms(images: list[np.ndarray], out: str, size: int = 160) -> str:
+def histograms(image: list[str] | None, out: str, size: int = 160) -> str:
     """Plots pixel-value histograms of crops with and without color distortion (Figure 6).
 
     Brightness is additive, as in the paper.
     """
-    crop = data_util.crop_and_flip_policy()
+    images, crop = read_images(image), data_util.crop_and_flip_policy()
     jitter, grayscale = data_util.color_distortion(1.0, "additive")
     # Both policies use the same seeds, so the crops match. Jitter is always applied to show its
     # effect in every crop.
@@ -266,11 +226,11 @@ def histograms(images: list[np.ndarray], out: str, size: int = 160) -> str:
         squeeze=False,
     )
     rows = []
-    for row, image in enumerate(images):
+    for row, pixels in enumerate(images):
         for block, (name, policy) in enumerate(crop_policies.items()):
             for draw in range(_CROPS):
                 view = data_util.apply_policy(
-                    image, policy, tf.constant([draw, _SEED], tf.int64), size
+                    pixels, policy, tf.constant([draw, _SEED], tf.int64), size
                 ).numpy()
                 counts, edges = np.histogram(view, 32, (0, 1))
                 axis = axes[row, block * _CROPS + draw]
@@ -278,27 +238,24 @@ def histograms(images: list[np.ndarray], out: str, size: int = 160) -> str:
                 axis.set_xticks([0, 1])
                 if row == 0 and draw == 0:
                     axis.set_title(f"{name} color distortion", fontsize=9, loc="left")
-                rows += [
-                    (row, name, draw, f"{edge:.5f}", count) for edge, count in zip(edges, counts)
-                ]
+                rows += [(row, name, draw, *pair) for pair in zip(edges, counts)]
     figure.supxlabel("intensity", fontsize=9)
     figure.supylabel("fraction of values", fontsize=9)
-    return save(
-        figure, ("image", "color_distortion", "crop", "bin_start", "count"), rows, out, "histograms"
-    )
+    columns = ["image", "color_distortion", "crop", "bin_start", "count"]
+    return save(figure, pd.DataFrame(rows, columns=columns).round(5), out, "histograms")
 
 
 # --------------------------------------------------------------------------------------------------------- one network
 
 
-def eigenvalues(path: str, out: str) -> str:
+def eigenvalues(checkpoint: str, out: str) -> str:
     """Plots the sorted squared real parts of the eigenvalues of a square linear projection head (Appendix B.4)."""
-    model, _ = common.load(path)
+    model, _ = common.load(checkpoint)
     layers = model._projection_head.linear_layers
     kernel = layers[0].dense.kernel.numpy() if len(layers) == 1 else np.zeros([0, 1])
     if kernel.shape[0] != kernel.shape[1]:
         raise UserError(
-            f"--checkpoint={path}: the network has no square linear projection head. Pretrain a"
+            f"--checkpoint={checkpoint}: the network has no square linear projection head. Pretrain a"
             " network with --proj_head_mode=linear"
             f" --proj_out_dim={model.resnet_model.num_features}."
         )
@@ -314,18 +271,14 @@ def eigenvalues(path: str, out: str) -> str:
         axis.set_xlabel("eigenvalue index, sorted")
         axis.set_ylabel(f"squared real part ({scale})")
     figure.tight_layout()
-    return save(
-        figure,
-        ("index", "squared_real_part"),
-        [(index, f"{value:.6g}") for index, value in enumerate(values, 1)],
-        out,
-        "eigenvalues",
-    )
+    rows = pd.DataFrame({"index": range(1, len(values) + 1), "squared_real_part": values})
+    return save(figure, rows, out, "eigenvalues")
 
 
 def tsne(
-    model: model_lib.Model,
-    config: Config,
+    checkpoint: str,
+    dataset: str,
+    flags: str,
     split: str,
     out: str,
     seed: int = _SEED,
@@ -334,8 +287,9 @@ def tsne(
     """Plots t-SNE visualizations of h and z = g(h) for ten random classes of a data set (Appendix B.4).
 
     Args:
-      model: a network with a projection head.
-      config: settings of the data set and the images.
+      checkpoint: path of a network with a projection head.
+      dataset: data set, specified as for run.py.
+      flags: flags of run.py that override the settings of the network.
       split: split to draw the examples from.
       out: output directory.
       seed: seed for drawing the classes and the examples, and for t-SNE.
@@ -349,6 +303,8 @@ def tsne(
     """
     from sklearn import manifold
 
+    model, size = common.load(checkpoint)
+    config = common.parse_flags(flags, dataset=dataset, image_size=size)
     common.check_has_projection_head(model)
     source = common.open_source(config)
     datasets.check_split(source, "split", split)
@@ -396,61 +352,48 @@ def tsne(
         axis.set_title(title)
         axis.set_xticks([]), axis.set_yticks([])
     axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=9)
-    rows = [
-        (source.class_names[label], *(f"{value:.3f}" for value in (*h, *z)))
-        for label, h, z in zip(labels, *embeddings)
-    ]
-    return save(figure, ("class", "h_x", "h_y", "z_x", "z_y"), rows, out, "tsne")
+    rows = pd.DataFrame(np.hstack(embeddings), columns=["h_x", "h_y", "z_x", "z_y"]).round(3)
+    rows.insert(0, "class", [source.class_names[label] for label in labels])
+    return save(figure, rows, out, "tsne")
 
 
 # -------------------------------------------------------------------------------------------------------- many runs
 
 
-def pairs(path: str, out: str) -> str:
+def pairs(csv: str, out: str) -> str:
     """Plots the accuracy for each pair of augmentations, with row averages (Figure 5).
 
     The CSV file must contain the columns `first`, `second` and `accuracy`. For a pair with several
     rows, the figure shows the mean and the sample standard deviation.
     """
     columns = ("first", "second", "accuracy")
-    rows = _average_over_seeds(read_csv(path, columns, numeric=("accuracy",)), columns[:2])
-    names = list(dict.fromkeys([row["first"] for row in rows] + [row["second"] for row in rows]))
-    grid, deviations = np.full([len(names), len(names) + 1], np.nan), {}
-    for row in rows:
-        position = names.index(row["first"]), names.index(row["second"])
-        grid[position] = 100 * row["accuracy"]
-        deviations[position] = (
-            f"\n± {100 * row['standard_deviation']:.1f}" if row["runs"] > 1 else ""
-        )
-    has_value = ~np.isnan(grid[:, :-1])
-    grid[:, -1] = np.where(
-        has_value.any(1),
-        np.where(has_value, grid[:, :-1], 0).sum(1) / np.maximum(has_value.sum(1), 1),
-        np.nan,
+    rows = _average(read_csv(csv, columns, numeric=("accuracy",)), columns[:2])
+    names = list(dict.fromkeys([*rows["first"], *rows["second"]]))
+    grid, deviations = (
+        100
+        * rows.pivot(index="first", columns="second", values=column).reindex(names, columns=names)
+        for column in ("accuracy", "standard_deviation")
     )
-    low, high = np.nanmin(grid), np.nanmax(grid)
+    grid["average"] = grid.mean(axis=1)
+    values, low, high = grid.to_numpy(), np.nanmin(grid), np.nanmax(grid)
     figure, axis = plt.subplots(figsize=(1.5 + 0.8 * len(names), 1 + 0.7 * len(names)))
-    axis.imshow(grid, cmap="Greys", vmin=low, vmax=high)
-    for y, x in np.ndindex(grid.shape):
-        dark = grid[y, x] > (low + high) / 2
-        axis.text(
-            x,
-            y,
-            "" if np.isnan(grid[y, x]) else f"{grid[y, x]:.1f}{deviations.get((y, x), '')}",
-            ha="center",
-            va="center",
-            color="white" if dark else "black",
-        )
+    axis.imshow(values, cmap="Greys", vmin=low, vmax=high)
+    for (y, x), value in np.ndenumerate(values):
+        text = "" if np.isnan(value) else f"{value:.1f}"
+        if x < len(names) and not np.isnan(deviations.iat[y, x]):
+            text += f"\n± {deviations.iat[y, x]:.1f}"
+        color = "white" if value > (low + high) / 2 else "black"
+        axis.text(x, y, text, ha="center", va="center", color=color)
     axis.axvline(len(names) - 0.5, color="black")
-    axis.set_xticks(range(len(names) + 1), [*names, "average"], rotation=40, ha="right")
+    axis.set_xticks(range(len(names) + 1), list(grid), rotation=40, ha="right")
     axis.set_yticks(range(len(names)), names)
     axis.set_xlabel("second transformation")
     axis.set_ylabel("first transformation")
     axis.set_title("top-1 accuracy, %", fontsize=10)
-    return _save_averages(figure, columns, rows, out, "pairs")
+    return save(figure, _without_deviations(rows), out, "pairs")
 
 
-def batches(path: str, out: str, measure: str = "accuracy", average: tuple[str, ...] = ()) -> str:
+def batches(csv: str, out: str, measure: str = "accuracy", average: str = "") -> str:
     """Plots accuracy by number of epochs, with one bar per batch size (Figures 9, B.1, B.2 and B.7).
 
     The CSV file must contain the columns `epochs` and `batch_size`, and the column named by
@@ -459,105 +402,69 @@ def batches(path: str, out: str, measure: str = "accuracy", average: tuple[str, 
     seeds.
 
     Args:
-      path: CSV file.
+      csv: CSV file.
       out: output directory.
       measure: name of the column to plot, "accuracy" or "top-5".
-      average: names of the columns to average over. Each bar shows the mean over the runs that
+      average: comma-separated names of the columns to average over. Each bar shows the mean over the runs that
         differ in these columns, and its error bar shows the sample standard deviation.
     """
-    rows = read_csv(
-        path,
-        ("epochs", "batch_size", measure, *average),
-        ("epochs", "batch_size", measure),
-        measure,
-    )
-    if len({row.get("seed") for row in rows}) > 1:
-        average = (*average, "seed")
-    bars = {}
-    for row in rows:
-        key = row.get("scaling") or "", int(row["batch_size"])
-        values = bars.setdefault(key, {}).setdefault(int(row["epochs"]), {})
-        if (
-            values.setdefault(tuple(row[column] for column in average), row[measure])
-            != row[measure]
-        ):
-            raise UserError(
-                f"--csv={path}: two rows have different accuracies for"
-                f" batch_size={row['batch_size']:g} and epochs={row['epochs']:g}. Add the column"
-                " 'scaling' to distinguish the rows, remove one of them, or use --average=COLUMN."
-            )
-    bars = {
-        key: {epochs: list(values.values()) for epochs, values in series.items()}
-        for key, series in sorted(bars.items())
-    }
-    count = len({epochs for series in bars.values() for epochs in series})
-    figure, axis = plt.subplots(figsize=(2 + max(1.2, 0.15 * len(bars)) * count, 3))
-    _grouped_bars(
-        axis,
-        {f"batch {size} {scaling}".strip(): series for (scaling, size), series in bars.items()},
-    )
+    numeric, averaged = ("epochs", "batch_size", measure), [*filter(None, average.split(","))]
+    rows = read_csv(csv, (*numeric, *averaged), numeric, measure)
+    columns = ["scaling", "batch_size", "epochs"]
+    rows["scaling"] = rows["scaling"].fillna("") if "scaling" in rows else ""
+    rows = rows.astype({"epochs": int, "batch_size": int}).sort_values(columns)
+    if "seed" in rows and rows["seed"].nunique() > 1:
+        averaged.append("seed")
+    rows = rows.drop_duplicates([*columns, *averaged, measure])
+    duplicates = rows[rows.duplicated([*columns, *averaged])]
+    if len(duplicates):
+        row = duplicates.iloc[0]
+        raise UserError(
+            f"--csv={csv}: two rows have different accuracies for batch_size={row['batch_size']}"
+            f" and epochs={row['epochs']}. Add the column 'scaling' to distinguish the rows, remove"
+            " one of them, or use --average=COLUMN."
+        )
+    rows = _average(rows, columns, measure)
+    labels = "batch " + rows["batch_size"].astype(str) + " " + rows["scaling"]
+    width = 2 + max(1.2, 0.15 * labels.nunique()) * rows["epochs"].nunique()
+    figure, axis = plt.subplots(figsize=(width, 3))
+    _grouped_bars(axis, rows.assign(label=labels.str.strip()), "epochs", measure)
     axis.set_xlabel("epochs")
-    axis.set_ylabel(f"{_measure_title(measure)}, %")
+    axis.set_ylabel(f"{'top-1' if measure == 'accuracy' else measure} accuracy, %")
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    return save(
-        figure,
-        ("scaling", "batch_size", "epochs", measure, *_DEVIATION_COLUMNS[: 2 * bool(average)]),
-        [
-            (*key, epochs, np.mean(values), *(_deviation(values) if average else ()))
-            for key, series in bars.items()
-            for epochs, values in series.items()
-        ],
-        out,
-        "batches",
-    )
+    return save(figure, rows if averaged else _without_deviations(rows), out, "batches")
 
 
-_DEVIATION_COLUMNS = ("standard_deviation", "runs")
-
-
-def _deviation(values):
-    """Returns the sample standard deviation ("" for a single value) and the number of values."""
-    return np.std(values, ddof=1) if len(values) > 1 else "", len(values)
-
-
-def _measure_title(measure):
-    return "top-1 accuracy" if measure == "accuracy" else f"{measure} accuracy"
-
-
-def _grouped_bars(axis, series):
-    """Plots groups of bars that show accuracies in percent.
+def _grouped_bars(axis, rows, x, measure="accuracy"):
+    """Plots groups of bars that show accuracies in percent, with error bars where accuracies were averaged.
 
     Args:
       axis: Matplotlib `Axes`.
-      series: nested dict: label -> number on the x-axis -> list of accuracies in [0, 1]. Each bar
-        shows the mean of a list. If the list has more than one value, an error bar shows the sample
-        standard deviation.
+      rows: result of `_average` with the additional column `label`.
+      x: column with the numbers on the x-axis.
+      measure: column with the accuracies.
     """
-    positions = sorted({x for bars in series.values() for x in bars})
-    width = 0.8 / len(series)
-    for index, (label, bars) in enumerate(series.items()):
-        deviations = [
-            100 * np.std(values, ddof=1) if len(values) > 1 else np.nan for values in bars.values()
-        ]
+    positions, groups = sorted(rows[x].unique()), rows.groupby("label", sort=False)
+    width = 0.8 / len(groups)
+    for index, (label, bars) in enumerate(groups):
+        deviations = 100 * bars["standard_deviation"]
         axis.bar(
-            [positions.index(x) + (index - (len(series) - 1) / 2) * width for x in bars],
-            [100 * np.mean(values) for values in bars.values()],
+            bars[x].map(positions.index) + (index - (len(groups) - 1) / 2) * width,
+            100 * bars[measure],
             width,
             label=label,
-            yerr=None if np.isnan(deviations).all() else deviations,
+            yerr=None if deviations.isna().all() else deviations,
             capsize=2,
-            color=plt.cm.Greys(0.15 + 0.7 * index / len(series)),
+            color=plt.cm.Greys(0.15 + 0.7 * index / len(groups)),
             hatch=_HATCHES[index % len(_HATCHES)],
             edgecolor="black",
             ecolor="black",
         )
     axis.set_xticks(range(len(positions)), positions)
-    axis.set_ylim(
-        80 * min(min(values) for bars in series.values() for values in bars.values()), None
-    )
+    axis.set_ylim(80 * rows[measure].min())
 
 
-def temperatures(path: str, out: str) -> str:
+def temperatures(csv: str, out: str) -> str:
     """Plots the mean accuracy by batch size, with one bar per temperature (Figure B.8).
 
     The CSV file must contain the columns `temperature`, `batch_size`, `training` and `accuracy`.
@@ -566,119 +473,83 @@ def temperatures(path: str, out: str) -> str:
     sample standard deviation.
     """
     columns = ("training", "temperature", "batch_size", "accuracy")
-    panels = {}
-    for row in read_csv(path, columns, columns[1:]):
-        temperatures = panels.setdefault(row["training"], {}).setdefault(row["temperature"], {})
-        temperatures.setdefault(int(row["batch_size"]), []).append(row["accuracy"])
-    figure, axes = plt.subplots(1, len(panels), figsize=(1 + 4 * len(panels), 3), squeeze=False)
-    for axis, (title, temperatures) in zip(axes.flat, panels.items()):
-        _grouped_bars(
-            axis,
-            {
-                f"temperature {temperature:g}": dict(sorted(bars.items()))
-                for temperature, bars in sorted(temperatures.items())
-            },
-        )
+    rows = read_csv(csv, columns, columns[1:]).astype({"batch_size": int})
+    rows = _average(rows.sort_values(["temperature", "batch_size"]), columns[:3])
+    panels = rows.groupby("training", sort=False)
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(1 + 4 * len(panels), 3), squeeze=False, sharey=True
+    )
+    for axis, (title, panel) in zip(axes.flat, panels):
+        labels = panel["temperature"].map("temperature {:g}".format)
+        _grouped_bars(axis, panel.assign(label=labels), "batch_size")
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("batch size")
-    limits = [axis.get_ylim() for axis in axes.flat]
-    plt.setp(axes, ylim=(min(low for low, _ in limits), max(high for _, high in limits)))
+    axes[0, 0].set_ylim(80 * rows["accuracy"].min())  # of all panels
     axes[0, 0].set_ylabel("top-1 accuracy, %")
     axes[0, -1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    return save(
-        figure,
-        (*columns, *_DEVIATION_COLUMNS),
-        [
-            (title, f"{temperature:g}", batch, np.mean(values), *_deviation(values))
-            for title, temperatures in panels.items()
-            for temperature, bars in sorted(temperatures.items())
-            for batch, values in sorted(bars.items())
-        ],
-        out,
-        "temperatures",
-    )
+    return save(figure, rows, out, "temperatures")
 
 
-_PARAMETER_COLUMNS = ("network", "million parameters", "accuracy", "group")
+_PARAMETER_COLUMNS = ("network", "million parameters", "group", "accuracy")
 
 
-def parameters(path: str, out: str) -> str:
+def parameters(csv: str, out: str) -> str:
     """Plots accuracy against the number of parameters, with one marker per group (Figure 7).
 
     The CSV file must contain the columns `network`, `million parameters`, `accuracy` and `group`.
     Rows that differ only in their accuracies, such as those of runs with several seeds, are
     averaged. Error bars show the sample standard deviation.
     """
-    rows = read_csv(path, _PARAMETER_COLUMNS, numeric=("million parameters", "accuracy"))
-    return _parameters_figure(rows, out, "parameters")
+    return _parameters_figure(_read_parameters(csv), out, "parameters")
 
 
-def methods(path: str | None, out: str) -> str:
+def _read_parameters(path):
+    return read_csv(path, _PARAMETER_COLUMNS, numeric=("million parameters", "accuracy"))
+
+
+def methods(csv: str | None, out: str) -> str:
     """Plots the paper's accuracies against the number of parameters, for SimCLR and other methods (Figure 1).
 
     The paper's accuracies are from Table 6 and, for the supervised ResNet-50, from Table B.3. The
     optional CSV file adds our results. It has the same format as for `parameters`.
     """
-    table, supervised = studies.read_numbers("table_6"), studies.read_numbers("table_b3")[0]
+    supervised = studies.read_numbers("table_b3")[0]
+    network = supervised["Model"]
     rows = [
-        {
-            "network": (
-                f"{row['Method'].removesuffix(' (ours)')},"
-                f" {row['Architecture'].removesuffix(' (*)')}"
-            ),
-            "million parameters": row["Param (M)"],
-            "accuracy": row["Top 1"] / 100,
-            "group": (
-                "SimCLR, paper" if row["Method"] == "SimCLR (ours)" else "other methods, paper"
-            ),
-        }
-        for row in table
+        (
+            f"{row['Method'].removesuffix(' (ours)')}, {row['Architecture'].removesuffix(' (*)')}",
+            row["Param (M)"],
+            f"{'SimCLR' if row['Method'] == 'SimCLR (ours)' else 'other methods'}, paper",
+            row["Top 1"] / 100,
+        )
+        for row in studies.read_numbers("table_6")
     ]
-    size = next(row["Param (M)"] for row in table if row["Architecture"] == supervised["Model"])
-    rows.append(
-        {
-            "network": f"supervised, {supervised['Model']}",
-            "million parameters": size,
-            "accuracy": supervised["Top 1: Crop"] / 100,
-            "group": "supervised, paper",
-        }
-    )
-    ours = (
-        read_csv(path, _PARAMETER_COLUMNS, numeric=("million parameters", "accuracy"))
-        if path
-        else []
-    )
-    return _parameters_figure(
-        [*rows, *({**row, "group": f"{row['group']}, ours"} for row in ours)], out, "methods"
-    )
+    size = next(row[1] for row in rows if row[0].endswith(f", {network}"))
+    accuracy = supervised["Top 1: Crop"] / 100
+    rows.append((f"supervised, {network}", size, "supervised, paper", accuracy))
+    tables = [pd.DataFrame(rows, columns=_PARAMETER_COLUMNS)]
+    if csv:
+        ours = _read_parameters(csv)
+        tables.append(ours.assign(group=ours["group"] + ", ours"))
+    return _parameters_figure(pd.concat(tables), out, "methods")
 
 
 def _parameters_figure(rows, out, name):
     """Plots one marker per network, labeled with its name, and saves the figure. Shortens ResNet-50 to R50."""
-    rows = _average_over_seeds(
-        rows, [column for column in _PARAMETER_COLUMNS if column != "accuracy"]
-    )
+    rows = _average(rows, _PARAMETER_COLUMNS[:3])
     figure, axis = plt.subplots(figsize=(8, 5.5))
-    for index, group in enumerate(dict.fromkeys(row["group"] for row in rows)):
-        group_rows = [row for row in rows if row["group"] == group]
+    for index, (group, members) in enumerate(rows.groupby("group", sort=False)):
+        points = members["million parameters"], 100 * members["accuracy"]
         axis.scatter(
-            [row["million parameters"] for row in group_rows],
-            [100 * row["accuracy"] for row in group_rows],
+            *points,
             marker=_MARKERS[index % len(_MARKERS)],
             color=plt.cm.Greys((0.9, 0.5, 0.0)[index % 3]),
             edgecolors="black",
             label=group,
         )
-        repeated = [row for row in group_rows if row["runs"] > 1]
-        if repeated:
-            axis.errorbar(
-                [row["million parameters"] for row in repeated],
-                [100 * row["accuracy"] for row in repeated],
-                [100 * row["standard_deviation"] for row in repeated],
-                fmt="none",
-                ecolor="black",
-                capsize=2,
-            )
+        deviations = 100 * members["standard_deviation"]
+        if deviations.notna().any():
+            axis.errorbar(*points, deviations, fmt="none", ecolor="black", capsize=2)
     axis.set_xscale("log")
     axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axis.xaxis.set_major_formatter("{x:g}")
@@ -687,17 +558,9 @@ def _parameters_figure(rows, out, name):
     axis.set_xlabel("encoder parameters, million")
     axis.set_ylabel("top-1 accuracy, %")
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    _label_points(
-        axis,
-        [
-            (
-                row["network"].replace("ResNet-", "R"),
-                (row["million parameters"], 100 * row["accuracy"]),
-            )
-            for row in rows
-        ],
-    )
-    return _save_averages(figure, _PARAMETER_COLUMNS, rows, out, name)
+    points = zip(rows["million parameters"], 100 * rows["accuracy"])
+    _label_points(axis, list(zip(rows["network"].str.replace("ResNet-", "R"), points)))
+    return save(figure, _without_deviations(rows), out, name)
 
 
 # (x offset, y offset, horizontal alignment, vertical alignment). The offsets from the marker are in

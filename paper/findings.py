@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pandas as pd
 
 from paper import studies
 
@@ -63,7 +64,7 @@ _COLUMNS = {
         None,
     ),
     "contrastive accuracy": ("contrastive accuracy", None, ("contrastive accuracy",), None),
-    "probe accuracy": ("_h", "_g(h)", ("h",), "g(h)"),
+    "probe accuracy": ("h", "g(h)", ("h",), "g(h)"),
 }
 _ON_PROJECTION = ", g(h)"
 
@@ -219,14 +220,14 @@ class Fit:
     between runs.
 
     Attributes:
-      means: dict that maps the names of runs to the means of their results, in percent.
+      means: mean results of the runs, in percent, indexed by the names of the runs.
       num_seeds: number of seeds.
       degrees_of_freedom: (number of runs - 1) x (number of seeds - 1).
       deviation: standard deviation s of the noise in percentage points, with s^2 = (sum of squared
         residuals) / degrees_of_freedom, or None if there are no degrees of freedom.
     """
 
-    means: dict[str, float]
+    means: pd.Series
     num_seeds: int
     degrees_of_freedom: int
     deviation: float | None
@@ -243,41 +244,33 @@ class Fit:
         """
         from scipy import stats
 
-        difference = float(
-            np.mean([self.means[run] for run in higher])
-            - np.mean([self.means[run] for run in lower])
-        )
+        difference = self.means[list(higher)].mean() - self.means[list(lower)].mean()
         if self.deviation is None:
             return difference, None
         quantile = stats.t.ppf((1 + LEVEL) / 2, self.degrees_of_freedom)
         # The runs in `higher` and `lower` are distinct.
         variance = (1 / len(higher) + 1 / len(lower)) / self.num_seeds
-        return difference, float(quantile * self.deviation * np.sqrt(variance))
+        return difference, quantile * self.deviation * np.sqrt(variance)
 
 
-def fit(values: dict[str, dict[int, float]], compared: tuple[str, ...]) -> Fit | None:
+def fit(values: pd.DataFrame, compared: tuple[str, ...]) -> Fit | None:
     """Fits the model of `Fit` to the seeds that all compared runs have. Returns None if there are none.
 
     Other runs contribute to the estimate of the noise if they have all of these seeds.
 
     Args:
-      values: nested dict that maps names of runs and seeds to results in percent.
+      values: results in percent, with one row per run and one column per seed. Missing results are
+        NaN.
       compared: names of the compared runs.
     """
-    seeds = sorted(set.intersection(*(set(values.get(run, ())) for run in compared)))
-    if not seeds:
+    values = values[values.reindex(compared).dropna(axis=1).columns].dropna()
+    num_runs, num_seeds = values.shape
+    if not num_seeds:
         return None
-    values = {run: by_seed for run, by_seed in values.items() if by_seed.keys() >= set(seeds)}
-    # shape [runs, seeds]
-    table = np.array([[by_seed[seed] for seed in seeds] for by_seed in values.values()])
-    residuals = table - table.mean(1, keepdims=True) - table.mean(0) + table.mean()
-    freedom = (len(values) - 1) * (len(seeds) - 1)
-    return Fit(
-        dict(zip(values, table.mean(1).tolist())),
-        len(seeds),
-        freedom,
-        float(np.sqrt((residuals**2).sum() / freedom)) if freedom else None,
-    )
+    means, freedom = values.mean(axis=1), (num_runs - 1) * (num_seeds - 1)
+    residuals = values.sub(means, axis=0) - values.mean() + means.mean()
+    deviation = float(np.sqrt((residuals**2).to_numpy().sum() / freedom)) if freedom else None
+    return Fit(means, num_seeds, freedom, deviation)
 
 
 def verdict(low: float, high: float, is_equality: bool = False) -> str:
@@ -294,70 +287,73 @@ def verdict(low: float, high: float, is_equality: bool = False) -> str:
 # ------------------------------------------------------------------------------------------------------ comparisons
 
 
-def compare(name: str, rows: list[dict], scale: str) -> list[dict]:
-    """Compares a study's findings with our results.
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A finding, compared with our results.
+
+    Attributes:
+      finding: the finding.
+      paper: the paper's difference in percentage points as text, or "" if it is unknown.
+      verdict: result of the comparison, or the reason why there is no interval.
+      difference: our difference in percentage points, or None.
+      low: lower limit of the confidence interval, or None.
+      high: upper limit of the confidence interval, or None.
+      fit: the fitted model, or None if the compared runs have no common seed.
+    """
+
+    finding: Finding
+    paper: str
+    verdict: str
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    fit: Fit | None = None
+
+
+def compare(name: str, rows: pd.DataFrame, scale: str) -> list[Comparison]:
+    """Compares a study's findings whose runs exist at a scale with our results.
 
     Args:
       name: name of the study.
-      rows: result of `results.rows_of`.
+      rows: result of `results.table` with at least one row.
       scale: paper or small.
-
-    Returns:
-      A list with one dict per finding whose runs exist at this scale: the `finding`; the `paper`'s
-      difference as text; our `difference` and the limits `low` and `high` of its confidence
-      interval in percentage points, or None; the `verdict`; and the `fit`, or None if the compared
-      runs have no common seed.
     """
     names = {run.name for run in studies.STUDIES[name].runs_at(scale)}
     return [
-        dict(
-            finding=finding, paper=paper_difference(name, finding), **_compare(finding, rows, names)
-        )
+        Comparison(finding, paper_difference(name, finding), *_compare(finding, rows, names))
         for finding in FINDINGS.get(name, ())
         if {run.removesuffix(_ON_PROJECTION) for run in (*finding.higher, *finding.lower)} <= names
     ]
 
 
 def _compare(finding, rows, names):
-    """Returns the entries in the result of `compare` that depend on our results. `names` are those of all runs."""
+    """Returns the values of a `Comparison` that depend on our results. `names` are those of all runs."""
     compared = (*finding.higher, *finding.lower)
     values = _values(rows, finding.metric)
     model = fit(values, compared)
-    result = dict(difference=None, low=None, high=None, fit=model)
     if model is None:
         executed = [run if run in names else run.removesuffix(_ON_PROJECTION) for run in compared]
-        finished = [[row for row in rows if row["run"] == run] for run in executed]
-        if any(group and all(row["status"] for row in group) for group in finished):
-            return {**result, "verdict": "diverged"}
-        if not all(finished):
-            return {**result, "verdict": "not run"}
-        return {
-            **result,
-            "verdict": "no common seed" if set(compared) <= values.keys() else "no result",
-        }
+        statuses = [rows["status"][rows["run"] == run] for run in executed]
+        if any(len(status) and status.notna().all() for status in statuses):
+            return ("diverged",)
+        if not all(map(len, statuses)):
+            return ("not run",)
+        return ("no common seed" if set(compared) <= set(values.index) else "no result",)
     difference, half_width = model.compare(finding.higher, finding.lower)
     if half_width is None:
-        return {**result, "difference": difference, "verdict": "one seed"}
+        return "one seed", difference, None, None, model
     low, high = difference - half_width, difference + half_width
-    return {
-        **result,
-        "difference": difference,
-        "low": low,
-        "high": high,
-        "verdict": verdict(low, high, finding.is_equality),
-    }
+    return verdict(low, high, finding.is_equality), difference, low, high, model
 
 
 def _values(rows, metric):
     """Returns our results for a metric, in percent, in the format that `fit` requires."""
     column, projection_column, *_ = _COLUMNS[metric]
-    values = {}
-    for row in rows:
-        row = {**row, **row["_measures"]}
-        for title, run in ((column, row["run"]), (projection_column, row["run"] + _ON_PROJECTION)):
-            if row.get(title) is not None:
-                values.setdefault(run, {})[row["seed"]] = 100 * row[title]
-    return values
+    values = 100 * rows.pivot(index="run", columns="seed", values=column)
+    if projection_column:
+        others = 100 * rows.pivot(index="run", columns="seed", values=projection_column)
+        values = pd.concat([values, others.rename(index=lambda run: run + _ON_PROJECTION)])
+    return values.dropna(how="all")
 
 
 def paper_difference(name: str, finding: Finding) -> str:
@@ -377,7 +373,6 @@ def _paper_value(name, run_name, metric):
     if projection_measure and run_name.endswith(_ON_PROJECTION):
         run_name, measures = run_name.removesuffix(_ON_PROJECTION), (projection_measure,)
     study = studies.STUDIES[name]
-    paper = next(
-        (run.paper for run in (*study.runs, *study.small_only) if run.name == run_name), {}
-    )
+    papers = {run.name: run.paper for run in (*study.runs, *study.small_only)}
+    paper = papers.get(run_name, {})
     return next((paper[measure] for measure in measures if measure in paper), None)

@@ -1,500 +1,336 @@
-"""Finished runs as rows of tables: our accuracies, the paper's, differences, averages and correlations."""
+"""Finished runs as tables: our accuracies, the paper's, differences, means, averages and correlations."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 import os
-import re
 
-import numpy as np
+import pandas as pd
 
-from paper import runner, studies
+from checkpoints.records import Record
+from paper import runner as runner_lib
+from paper import studies
+from paper.runner import Runner
 from runtime import storage
 from runtime.errors import UserError
 from transfer import output, significance
 
-COLUMNS = {  # maps column titles to keys in the results of a finished run
-    "logistic regression": runner.LBFGS,
-    "logistic regression on g(h)": f"{runner.LBFGS}/projections",
-    "linear head": runner.TOP_1,
+MEASURES = {  # maps column titles to keys in the results of a finished run
+    "million parameters": "million_parameters",
+    "logistic regression": runner_lib.LBFGS,
+    "logistic regression on g(h)": f"{runner_lib.LBFGS}/projections",
+    "linear head": runner_lib.TOP_1,
     "top-5": "eval/label_top_5_accuracy",
     "transfer": "test",
     "contrastive accuracy": "eval/contrast_acc",
     "entropy": "eval/contrast_entropy",
+    "majority baseline": "probe/majority_baseline",
+    "h": "probe/h",
+    "g(h)": "probe/z",
 }
-# The paper's metrics that correspond to `runner.accuracy`.
+# The paper's metrics that correspond to `runner.accuracy`. Other metrics have the same names here.
 _MAIN_MEASURES = ("top-1", "mean per class", "mAP")
 # in the order of `runner.accuracy`
-_ACCURACY_COLUMNS = ("logistic regression", "linear head", "transfer")
-# Metrics that have the same name in the paper.
-_SHARED_MEASURES = ("top-5", "contrastive accuracy", "entropy")
+ACCURACY_COLUMNS = ["logistic regression", "linear head", "transfer"]
+# columns that `paper.figures` plots -> function of the `Config`
+_PLOTTED = {
+    "network": lambda config: f"ResNet-{config.resnet_depth} ({config.width_multiplier}x)",
+    "group": lambda config: (
+        "supervised, " * (config.train_mode == "supervised") + f"{config.train_epochs:g} epochs"
+    ),
+    "scaling": lambda config: config.learning_rate_scaling,
+    "temperature": lambda config: config.temperature,
+    "batch_size": lambda config: config.train_batch_size,
+    "learning_rate": lambda config: config.learning_rate,
+    "epochs": lambda config: config.train_epochs,
+    "training": lambda config: (
+        "up to 300 epochs" if config.train_epochs <= 300 else "more than 300 epochs"
+    ),
+}
 ALPHA = 0.05  # Significance level of the permutation test, as in the paper's tables.
 
 
 # ----------------------------------------------------------------------------------------------------- finished runs
 
 
-def finished_runs(name: str, base: str, scale: str) -> list[tuple[studies.Run, dict]]:
-    """Returns a study's finished runs, with all seeds, and the contents of their done.json files.
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A finished run of a study.
 
-    Results of runs without a current done.json are read from the file that `write_records` wrote.
-    Runs with outdated settings are omitted.
+    Attributes:
+      run: the run, with its seed.
+      name: name of the run's directory.
+      record: the run's results.
+    """
+
+    run: studies.Run
+    name: str
+    record: Record
+
+
+def read_records(runner: Runner) -> dict[str, Record]:
+    """Returns the records of all runs at a scale that have finished in their directories, keyed by directory name.
+
+    Raises:
+      UserError: a record is corrupt.
+    """
+    folder = os.path.join(runner.base, runner.scale)
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    records = {name: Record.read(os.path.join(folder, name)) for name in names}
+    return {name: record for name, record in records.items() if record}
+
+
+def find_results(name: str, runner: Runner, records: dict[str, Record]) -> list[Result]:
+    """Returns a study's finished runs, with all seeds.
 
     Args:
       name: name of the study.
-      base: directory for all results.
-      scale: paper or small.
+      runner: the runner with which the runs were executed.
+      records: result of `read_records`. Runs that are not in it are read from the file that
+        `write_records` wrote.
 
     Raises:
-      UserError: the file with recorded results is corrupt.
+      UserError: the file is corrupt.
     """
-    directory, records = (
-        os.path.join(base, scale, name),
-        _read_records(records_path(name, base, scale)),
-    )
-    entries = os.listdir(directory) if os.path.isdir(directory) else []
-    matches = [re.search("_seed_([0-9]{1,9})$", entry) for entry in entries]
-    seeds = sorted(
-        {1, *(int(match[1]) for match in matches if match), *(seed for _, seed in records)}
-    )
-    runs = [run.with_seed(seed) for run in studies.STUDIES[name].runs_at(scale) for seed in seeds]
-    finished = []
-    for run in runs:
-        stored = runner.read_done(runner.directory_of(base, scale, name, run))
-        for done in (stored, records.get((run.name, run.seed))):
-            if done is not None and runner.is_current(run, scale, done):
-                finished.append((run, done))
-                break
-    return finished
+    records = _read_lines(os.path.join(runner.base, runner.scale, f"{name}.jsonl")) | records
+    seeds = sorted({1, *(record.settings.get("seed", 1) for record in records.values())})
+    results = {}
+    for run in studies.STUDIES[name].runs_at(runner.scale):
+        for seed in seeds:
+            directory = runner.directory_name(run.with_seed(seed))
+            if directory in records:
+                # If `runner.extra` sets the seed, it is the same for all values of `seed`.
+                result = Result(run.with_seed(seed), directory, records[directory])
+                results.setdefault(directory, result)
+    return list(results.values())
 
 
-def records_path(name: str, base: str, scale: str) -> str:
-    """Returns the path of the file with the recorded results of a study."""
-    return os.path.join(base, scale, f"{name}.jsonl")
+def write_records(path: str, results: list[Result]) -> None:
+    """Writes the results of finished runs as one JSON object per line, for `find_results`.
 
-
-_RECORDED = (
-    "arguments",
-    "settings",
-    "probes",
-    "seconds",
-    "commits",
-    "hardware",
-    "million_parameters",
-    "diverged",
-    "same_as",
-)
-
-
-def write_records(path: str, rows: list[dict]) -> None:
-    """Writes the results of finished runs as one JSON object per line. `rows_of` can restore the rows from this file.
-
-    The objects contain the parts of done.json that reports use. Predictions for the permutation
-    test are not included. Lines of the existing file are kept if `rows` does not contain their run
-    and seed.
-
-    Args:
-      path: path of the file.
-      rows: result of `rows_of`.
+    Predictions for the permutation test are not included. Lines of the existing file are kept if
+    `results` does not contain their run.
     """
-    records = _read_records(path)
-    for row in rows:
-        done = row["_done"]
-        records[row["run"], row["seed"]] = {
-            "run": row["run"],
-            "seed": row["seed"],
-            "results": {
-                key: done["results"][key] for key in COLUMNS.values() if key in done["results"]
-            },
-            **{key: done[key] for key in _RECORDED if key in done},
-        }
-    storage.write_bytes(
-        path, "".join(f"{json.dumps(record)}\n" for record in records.values()).encode()
+    lines = _read_lines(path) | {result.name: result.record for result in results}
+    text = "".join(
+        f"{json.dumps({'directory': name, **dataclasses.asdict(record)})}\n"
+        for name, record in lines.items()
     )
+    storage.write_bytes(path, text.encode())
 
 
-def _read_records(path):
-    """Reads a file written by `write_records`. Returns a dict that maps (run, seed) to records.
-
-    The dict is empty if the file does not exist.
-    """
+def _read_lines(path):
+    records = {}
     if not storage.is_file(path):
-        return {}
+        return records
     with open(path, "rb") as file:
-        lines = file.read().splitlines()
-    records = [_parse_record(path, *numbered) for numbered in enumerate(lines, 1)]
-    return {(record["run"], record["seed"]): record for record in records}
+        for number, line in enumerate(file, 1):
+            try:
+                content = json.loads(line)
+                name = content.pop("directory")
+                records[name] = Record(**content)
+            except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+                raise UserError(
+                    f"{path}: line {number} is corrupt. Restore or remove the file."
+                ) from error
+    return records
 
 
-def _parse_record(path, number, line):
-    """Parses a line of a file with recorded results. Raises `UserError` if it is corrupt."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        record = None
-    types = dict(run=str, seed=int)
-    if not (
-        isinstance(record, dict)
-        and all(isinstance(record.get(key), kind) for key, kind in types.items())
-        and record["seed"] > 0
-        and runner.is_valid(record)
-    ):
-        raise UserError(f"{path}: line {number} is corrupt. Restore or remove the file.")
-    return record
+# ------------------------------------------------------------------------------------------------------------ tables
 
 
-# -------------------------------------------------------------------------------------------------------------- rows
+def table(name: str, results: list[Result], runner: Runner) -> pd.DataFrame:
+    """Returns a table with one row per run and seed. Missing values are NaN or None.
 
-
-def rows_of(name: str, base: str, scale: str) -> list[dict]:
-    """Returns a study's finished runs, with all seeds, as dicts that map column titles to values.
-
-    Our accuracies are in [0, 1]; the paper's are in %. Keys that start with "_" are not displayed.
-
-    Args:
-      name, base, scale: see `finished_runs`.
+    Our accuracies are in [0, 1]. The paper's accuracies, differences and changes are in %.
 
     Raises:
-      UserError: predictions for the permutation test are missing or belong to different examples,
-        or the file with recorded results is corrupt.
+      UserError: predictions for the permutation test are missing or belong to different examples.
     """
-    rows = []
-    for run, done in finished_runs(name, base, scale):
-        measures, source = _measures(done), done["same_as"]
-        rows.append(
-            {
-                **_row(run, measures, scale),
-                "status": "diverged" if done["diverged"] else None,
-                "_done": done,
-                "_directory": (
-                    runner.directory_of(base, scale, name, run)
-                    if source is None
-                    else os.path.join(base, source)
-                ),
-                "_measures": measures,
-            }
-        )
-    _add_changes(studies.STUDIES[name], rows)
-    _mark_best(rows)
+    study = studies.STUDIES[name]
+    rows = pd.DataFrame([_row(study, result, runner) for result in results])
+    if rows.empty:
+        return rows
+    numbers = [*MEASURES, "_ours", "_paper"]
+    rows[numbers] = rows[numbers].astype(float)
+    by_run = rows.set_index(["run", "seed"])[["_ours", "_paper"]]
+    names = [study.baseline_of(run) or "" for run in rows["run"]]
+    baselines = pd.MultiIndex.from_arrays([names, rows["seed"]])
+    rows["baseline"] = baselines.get_level_values(0).where(baselines.isin(by_run.index), None)
+    changes = by_run.to_numpy() - by_run.reindex(baselines).to_numpy()
+    rows["change"], rows["change in the paper"] = 100 * changes[:, 0], changes[:, 1]
+    # For Table 3, the change is from g(h) to h in the same run.
+    is_probe = rows["h"].notna()
+    rows.loc[is_probe, "change"] = 100 * (rows["h"] - rows["g(h)"])
+    if is_probe.any():
+        rows.loc[is_probe, "change in the paper"] = rows["paper, h"] - rows["paper, g(h)"]
+    rows["best"] = _find_best(results, runner)
     return rows
 
 
-def mean_rows(name: str, rows: list[dict], scale: str) -> list[dict]:
-    """Averages over seeds. Returns one row per run, with the additional columns `seeds` and `_deviations`.
-
-    `seeds` is the number of seeds, or None if no run has several. `_deviations` maps the title of
-    the accuracy column to the sample standard deviation. It is empty if the run has fewer than two
-    accuracies. Changes relative to the baseline run are averaged over the seeds that both runs
-    have.
-
-    Args:
-      name: name of the study.
-      rows: result of `rows_of`.
-      scale: paper or small.
-    """
-    groups, means = {}, []
-    for row in rows:
-        groups.setdefault(row["run"], []).append(row)
-    for run, group in groups.items():
-        measures = [row["_measures"] for row in group]
-        titles = dict.fromkeys(title for values in measures for title in values)
-        row = _row(
-            studies.find_run((name, run)),
-            {title: _mean([values.get(title) for values in measures]) for title in titles},
-            scale,
-        )
-        accuracies = [other["accuracy"] for other in group if other["accuracy"] is not None]
-        title = next((title for title in _ACCURACY_COLUMNS if row[title] is not None), None)
-        diverged = [str(other["seed"]) for other in group if other["status"]]
-        status = (
-            f"diverged with seed {', '.join(diverged)}"
-            if len(diverged) < len(group)
-            else "diverged"
-        )
-        means.append(
-            {
-                **row,
-                "seed": None,
-                "seeds": len(group) if any(len(other) > 1 for other in groups.values()) else None,
-                "status": status if diverged else None,
-                "best": all(other.get("best") for other in group),
-                "_seeds": {other["seed"] for other in group},
-                "_deviations": (
-                    {title: float(np.std(accuracies, ddof=1))} if len(accuracies) > 1 else {}
-                ),
-                "_done": group[0]["_done"],
-                **_changes(
-                    _mean([other["_change"] for other in group]),
-                    *(
-                        next((other[title] for other in group if other[title] is not None), None)
-                        for title in ("_paper_change", "baseline")
-                    ),
-                ),
-            }
-        )
-    return means
-
-
-def _mean(values):
-    """Returns the mean of the values that are not None, or None if there are no such values."""
-    values = [value for value in values if value is not None]
-    return sum(values) / len(values) if values else None
-
-
-def _measures(done):
-    """Returns the results of a finished run as a dict that maps column titles to finite numbers or None."""
-    measures = {title: _finite_or_none(done["results"].get(key)) for title, key in COLUMNS.items()}
-    for probe, values in done["probes"].items():
-        if isinstance(values, dict):
-            first, second = _finite_or_none(values.get("h")), _finite_or_none(values.get("z"))
-            # Earlier versions stored the baseline as "guess".
-            baseline = _finite_or_none(values.get("majority_baseline", values.get("guess")))
-            measures |= {
-                "majority baseline": baseline,
-                f"{probe} from h": first,
-                f"{probe} from g(h)": second,
-                "_h": first,
-                "_g(h)": second,
-            }
-    # Transfer runs do not record this number.
-    parameters = _finite_or_none(done.get("million_parameters"))
-    return {
-        **measures,
-        "accuracy": runner.accuracy(done),
-        "_minutes": done["seconds"] / 60,
-        "million parameters": None if parameters is None else round(parameters, 3),
+def _row(study, result, runner):
+    """Returns the row for a run, without the columns that depend on other runs."""
+    run, record = result.run, result.record
+    measures = {title: record.results.get(key) for title, key in MEASURES.items()}
+    measures["accuracy"] = runner_lib.accuracy(record.results)
+    ours = dict.fromkeys(_MAIN_MEASURES, measures["accuracy"]) | measures
+    changed = run.small_flags.items() if runner.scale == "small" else ()
+    # Differences are meaningful only at the paper's scale, since other data sets and batch sizes
+    # change all metrics.
+    compared = {
+        measure: number
+        for measure, number in run.paper.items()
+        if runner.scale == "paper"
+        and ours[measure] is not None
+        and measure not in ("million parameters", "majority baseline")
     }
-
-
-def _row(run, measures, scale):
-    """Returns the row for a run with the given measures (see `_measures`), without changes and status."""
-    changed = run.small_flags.items() if scale == "small" else ()
-    # Additional evaluations are omitted here, since they are shown as additional columns.
-    changed_flags = ", ".join(
-        f"{flag} {value}"
-        for flag, value in changed
-        if flag not in ("eval_protocol", "eval_projections")
-    )
-    accuracy, projections = measures["accuracy"], (measures.get("_h"), measures.get("_g(h)"))
-    ours = {
-        **dict.fromkeys(_MAIN_MEASURES, accuracy),
-        **{measure: measures[measure] for measure in _SHARED_MEASURES},
-        **dict(zip(("h", "g(h)"), projections)),
-    }
-    plotted = next((measure for measure in (*_MAIN_MEASURES, "h") if measure in run.paper), None)
+    main = next((measure for measure in (*_MAIN_MEASURES, "h") if measure in run.paper), None)
     return {
         "run": run.name,
         "seed": run.seed,
-        "changed flags": changed_flags or None,
-        **{f"paper, {measure}": number for measure, number in run.paper.items()},
-        **{title: value for title, value in measures.items() if not title.startswith("_")},
-        **(_differences(run.paper, ours) if scale == "paper" else {}),
-        "minutes": f"{measures['_minutes']:.1f}",
-        **run.plot_columns,
-        **(run.small_plot_columns if scale == "small" else {}),
-        "_plotted": ours[plotted] if plotted else accuracy,
-        "_paper": run.paper.get(plotted),
-        "_probe_changes": (
-            "_h" in measures
-            and (_change(*projections, 100), _change(run.paper.get("h"), run.paper.get("g(h)"), 1))
+        # Additional evaluations are omitted here, since they are shown as additional columns.
+        "changed flags": ", ".join(
+            f"{flag} {value}"
+            for flag, value in changed
+            if flag not in ("eval_protocol", "eval_projections")
         ),
-    }
-
-
-def _finite_or_none(value):
-    """Returns the value if it is a finite number, else None."""
-    return value if isinstance(value, (int, float)) and abs(value) < math.inf else None
-
-
-def _differences(paper, ours):
-    """Returns the differences (our result minus the paper's) as text, for metrics for which both results exist.
-
-    Differences are meaningful only at the paper's scale, since other data sets and batch sizes
-    change all metrics.
-    """
-    pairs = {
-        measure: (ours[measure], number)
-        for measure, number in paper.items()
-        if ours.get(measure) is not None
-    }
-    return {
-        "difference" if measure in _MAIN_MEASURES else f"difference, {measure}": (
-            f"{value - number:+.2f}" if measure == "entropy" else f"{100 * value - number:+.1f}"
-        )
-        for measure, (value, number) in pairs.items()
-    }
-
-
-def _add_changes(study, rows):
-    """Adds the change in accuracy relative to the baseline run to each row, for our results and for the paper's.
-
-    Our changes are relative to the baseline run with the same seed. Changes are in percentage
-    points. For Table 3, the change is the accuracy on h minus that on g(h) in the same run.
-    """
-    rows_by_key = {(row["run"], row["seed"]): row for row in rows}
-    for row in rows:
-        baseline = rows_by_key.get((study.baseline_of(row["run"]), row["seed"]))
-        ours, paper = row["_probe_changes"] or (
-            (
-                _change(row["_plotted"], baseline["_plotted"], 100),
-                _change(row["_paper"], baseline["_paper"], 1),
+        **{f"paper, {measure}": number for measure, number in run.paper.items()},
+        **measures,
+        **{
+            "difference" if measure in _MAIN_MEASURES else f"difference, {measure}": (
+                (1 if measure == "entropy" else 100) * ours[measure] - number
             )
-            if baseline
-            else (None, None)
-        )
-        row |= _changes(ours, paper, None if baseline is None else baseline["run"])
-
-
-def _changes(ours, paper, baseline):
-    """Returns the columns of a row for our change, the paper's change and the name of the baseline run, or None."""
-    agrees = None if ours is None or not paper else "yes" if ours * paper > 0 else "no"
-    return {
-        "_change": ours,
-        "_paper_change": paper,
-        "baseline": baseline,
-        "change": signed(ours),
-        "change in the paper": signed(paper),
-        "same direction": agrees,
+            for measure, number in compared.items()
+        },
+        "status": "diverged" if record.diverged else None,
+        "minutes": record.seconds / 60,
+        **run.plot_columns,
+        **{title: _PLOTTED[title](runner.config(run)) for title in study.plotted},
+        "directory": result.name,
+        "_ours": ours[main or "accuracy"],
+        "_paper": run.paper.get(main),
     }
 
 
-def _change(value, baseline, scale):
-    """Returns the difference between two values, multiplied by `scale`, or None if one of them is missing."""
-    return None if value is None or baseline is None else scale * (value - baseline)
+def means(rows: pd.DataFrame) -> pd.DataFrame:
+    """Averages the result of `table` over seeds. Returns one row per run.
+
+    The column `seeds` contains the number of seeds, and `deviation` the sample standard deviation
+    of the accuracy. Changes are averaged over the seeds that both runs have.
+    """
+    groups = rows.groupby("run", sort=False)
+    averaged = {"accuracy", "minutes", "change", "_ours", *MEASURES}
+    averaged |= {title for title in rows if title.startswith("difference")}
+    result = groups.agg({title: "mean" if title in averaged else "first" for title in rows})
+    result["seeds"], result["deviation"] = groups.size(), groups["accuracy"].std()
+    result["best"] = groups["best"].all()
+    for run, group in groups:
+        diverged = group["seed"][group["status"].notna()].astype(str)
+        if 0 < len(diverged) < len(group):
+            result.loc[run, "status"] = f"diverged with seed {', '.join(diverged)}"
+    return result.reset_index(drop=True)
 
 
-def signed(change: float | None) -> str | None:
-    """Returns a change in percentage points as text, or None if there is none."""
-    return None if change is None else f"{change:+.1f}"
-
-
-def _mark_best(rows):
-    """Sets `best` to True for transfer runs whose results do not differ significantly from those of the best run.
+def _find_best(results, runner):
+    """Returns whether the result of each transfer run does not differ significantly from that of the best run.
 
     Significance is determined by the permutation test. As in the paper, runs on the same data set
     are compared in two groups: linear evaluation, and training of the whole network. Runs with
     different seeds are not compared. Recorded results do not include predictions, so groups that
     contain them are not compared either.
     """
-    groups = {}
-    for row in rows:
-        if "protocol" in row and row["accuracy"] is not None:
-            groups.setdefault((row["task"], row["protocol"] == "linear", row["seed"]), []).append(
-                row
-            )
+    groups, best = {}, [False] * len(results)
+    for index, result in enumerate(results):
+        if result.run.transfer and "test" in result.record.results:
+            columns = result.run.plot_columns
+            key = columns["task"], columns["protocol"] == "linear", result.run.seed
+            groups.setdefault(key, {})[index] = result
     for group in groups.values():
-        if not all(storage.is_file(os.path.join(row["_directory"], "done.json")) for row in group):
+        folder = os.path.join(runner.base, runner.scale)
+        paths = {
+            index: runner_lib.find_file(os.path.join(folder, result.name), "predictions.npz")
+            for index, result in group.items()
+        }
+        if not all(map(os.path.exists, paths.values())):
             continue
-        predictions = {row["run"]: _predictions_of(row) for row in group}
-        best = predictions[max(group, key=lambda row: row["accuracy"])["run"]]
-        for row in group:
-            labels, scores, metric = predictions[row["run"]]
-            if labels.shape != best[0].shape or (labels != best[0]).any():
+        predictions = {index: output.read_predictions(path) for index, path in paths.items()}
+        first = max(group, key=lambda index: group[index].record.results["test"])
+        labels, best_scores = predictions[first]
+        for index, (other_labels, scores) in predictions.items():
+            if labels.shape != other_labels.shape or (labels != other_labels).any():
                 raise UserError(
-                    f"{row['_directory']}/predictions.npz: the labels differ from those in other"
-                    f" runs on {row['task']}. Remove the directory, and repeat the run."
+                    f"{paths[index]}: the labels differ from those in other runs on the same data"
+                    " set. Remove the directory, and repeat the run."
                 )
-            row["best"] = significance.compare(labels, best[1], scores, metric)["p"] > ALPHA
+            metric = group[index].record.results.get("metric")
+            best[index] = significance.compare(labels, best_scores, scores, metric)["p"] > ALPHA
+    return best
 
 
-def _predictions_of(row):
-    """Returns a transfer run's labels, scores and metric name. Raises `UserError` if its predictions are unusable."""
-    path = os.path.join(row["_directory"], "predictions.npz")
-    return *output.read_predictions(path), row["_done"]["results"].get("metric")
+# --------------------------------------------------------------------------------------- averages and correlations
 
 
-# ---------------------------------------------------------------------------------------------------------- averages
-
-
-def averages(name: str, rows: list[dict]) -> list[dict]:
-    """Averages the accuracies of the runs that differ only in the study's `averaged_over` plot columns, or in the seed.
+def averages(name: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """Averages the accuracies of the runs that differ only in the study's `averaged_over` columns, or in the seed.
 
     Args:
       name: name of the study.
-      rows: result of `rows_of`.
+      rows: result of `table`.
 
     Returns:
-      A list with one dict per group of finished runs. Each dict contains the group's values in the
-      other plot columns, the number of `runs` with an accuracy (a run with several seeds counts
-      once per seed), their `mean` accuracy, and the sample `standard deviation` (None for one run).
-      Groups without accuracies are omitted. The list is empty if the study has no `averaged_over`
-      columns.
+      A table with one row per group of runs: the group's values in the other plotted columns, the
+      number of `runs` with an accuracy (a run with several seeds counts once per seed), the `mean`
+      accuracy, and the sample `standard deviation`. Empty if the study has no `averaged_over`.
     """
     study = studies.STUDIES[name]
-    if not study.averaged_over:
-        return []
-    columns = dict.fromkeys(
-        column
-        for run in (*study.runs, *study.small_only)
-        for column in run.plot_columns
-        if column not in study.averaged_over
-    )
-    groups = {}
-    for row in rows:
-        if row["accuracy"] is not None:
-            groups.setdefault(tuple(row[column] for column in columns), []).append(row["accuracy"])
-    return [
-        {
-            **dict(zip(columns, key)),
-            "runs": len(values),
-            "mean": float(np.mean(values)),
-            "standard deviation": float(np.std(values, ddof=1)) if len(values) > 1 else None,
-        }
-        for key, values in groups.items()
-    ]
-
-
-# ------------------------------------------------------------------------------------------------------ correlations
+    columns = [title for title in study.plotted if title not in study.averaged_over]
+    if not study.averaged_over or rows.empty:
+        return pd.DataFrame()
+    groups = rows.dropna(subset="accuracy").groupby(columns, sort=False)["accuracy"]
+    return groups.agg(**{"runs": "size", "mean": "mean", "standard deviation": "std"}).reset_index()
 
 
 CORRELATED = ("few_labels_lengths", "few_labels_networks")
 
 
-def correlations(name: str, base: str, scale: str) -> list[dict]:
+def correlations(name: str, runner: Runner, records: dict[str, Record]) -> pd.DataFrame:
     """Correlates linear-evaluation accuracy with fine-tuning accuracy for each label fraction (Appendix B.7).
 
     Args:
       name: study in `CORRELATED`.
-      base, scale: see `rows_of`.
+      runner, records: see `find_results`.
 
     Returns:
-      A list with one dict per label fraction. `labels` is the label fraction, and `points` is a
-      list of (name, linear-evaluation accuracy, fine-tuning accuracy), where accuracies are
-      averaged over seeds. `pearson` and `spearman` are the correlation coefficients, or None if
-      there are fewer than three points.
+      A table with one row per label fraction with at least three points: the `labels`, the number
+      of `points` (accuracies averaged over seeds), and the coefficients `pearson` and `spearman`.
     """
     from scipy import stats
 
-    runs, points = studies.STUDIES[name].runs_at(scale), {}
-    tuned = _mean_accuracies(name, base, scale)
-    linear = {
-        study: _mean_accuracies(study, base, scale)
-        for study in {run.starts_from[0] for run in runs}
-    }
-    for run in runs:
-        study, start = run.starts_from
-        if run.name in tuned and start in linear[study]:
-            points.setdefault(run.plot_columns["labels"], []).append(
-                (run.plot_columns["start"], linear[study][start], tuned[run.name])
-            )
-    return [
-        dict(
-            labels=labels,
-            points=group,
-            **{
-                title: float(function(*list(zip(*group))[1:]).statistic) if len(group) > 2 else None
-                for title, function in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr))
-            },
-        )
-        for labels, group in points.items()
-    ]
-
-
-def _mean_accuracies(name, base, scale):
-    """Returns a dict that maps the names of a study's finished runs to their mean accuracies over seeds."""
-    accuracies = {}
-    for run, done in finished_runs(name, base, scale):
-        if runner.accuracy(done) is not None:
-            accuracies.setdefault(run.name, []).append(runner.accuracy(done))
-    return {run: _mean(values) for run, values in accuracies.items()}
+    runs = studies.STUDIES[name].runs_at(runner.scale)
+    accuracies = pd.Series(
+        {
+            (study, result.run.name, result.run.seed): runner_lib.accuracy(result.record.results)
+            for study in (name, runs[0].starts_from[0])
+            for result in find_results(study, runner, records)
+        },
+        dtype=float,
+    )
+    means = accuracies.groupby(level=[0, 1]).mean() if len(accuracies) else accuracies
+    points = pd.DataFrame(
+        [
+            (run.plot_columns["labels"], means.get(run.starts_from), means.get((name, run.name)))
+            for run in runs
+        ],
+        columns=["labels", "linear", "tuned"],
+    ).dropna()
+    return pd.DataFrame(
+        {
+            "labels": labels,
+            "points": len(group),
+            "pearson": stats.pearsonr(group["linear"], group["tuned"]).statistic,
+            "spearman": stats.spearmanr(group["linear"], group["tuned"]).statistic,
+        }
+        for labels, group in points.groupby("labels", sort=False)
+        if len(group) > 2
+    )

@@ -6,9 +6,9 @@ import dataclasses
 import shlex
 
 import config as config_lib
-from paper import runner, studies
-
-Key = tuple[str, str, int]  # (study name, run name, seed)
+from paper import studies
+from paper.runner import Runner
+from runtime.paths import slug
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,17 +16,15 @@ class ScheduledRun:
     """A run to execute.
 
     Attributes:
-      key: key of the run.
-      identical: keys of the other requested runs that share its results.
+      run: the run.
+      names: names of the run and of the identical requested runs (see `name_of`).
       stage: 1 if the run requires no other run, 2 if it requires the weights of a run in stage 1,
         and so on.
-      weights: key of the scheduled run whose weights are required, or None.
     """
 
-    key: Key
-    identical: tuple[Key, ...]
+    run: studies.Run
+    names: tuple[str, ...]
     stage: int
-    weights: Key | None
 
 
 def runs_of(names: list[str], scale: str, num_seeds: int = 1) -> list[tuple[str, studies.Run]]:
@@ -39,71 +37,51 @@ def runs_of(names: list[str], scale: str, num_seeds: int = 1) -> list[tuple[str,
     ]
 
 
-def schedule(
-    names: list[str], scale: str, extra: dict | None = None, num_seeds: int = 1
-) -> list[ScheduledRun]:
-    """Returns the runs of studies and the runs that they start from, sorted by stage.
-
-    Args:
-      names: names of the studies.
-      scale: paper or small.
-      extra: additional run.py settings.
-      num_seeds: number of seeds for each run.
-    """
-    requested = [(name, run.name, run.seed) for name, run in runs_of(names, scale, num_seeds)]
-    keys_by_digest = {}
-    # The requested runs are first, so they have priority over identical runs of other studies.
-    starts = [start for key in requested for start in _starts(key)]
-    for key in dict.fromkeys([*requested, *starts]):
-        keys_by_digest.setdefault(_digest(key, scale, extra), []).append(key)
-    runs = []
-    for first, *others in keys_by_digest.values():
-        dependencies = _starts(first)
-        weights = (
-            keys_by_digest[_digest(dependencies[0], scale, extra)][0] if dependencies else None
+def schedule(runs: list[tuple[str, studies.Run]], runner: Runner) -> list[ScheduledRun]:
+    """Returns distinct runs and the runs that they start from, sorted by stage."""
+    groups = {}
+    for study, run in runs:
+        groups.setdefault(runner.directory_name(run), []).append((study, run))
+    # These runs are scheduled unless an identical run is requested.
+    for start in [start for _, run in runs for start in _starts(run)]:
+        groups.setdefault(runner.directory_name(start[1]), [start])
+    scheduled = [
+        ScheduledRun(
+            group[0][1], tuple(name_of(*pair) for pair in group), len(_starts(group[0][1])) + 1
         )
-        identical = tuple(key for key in others if key in requested)
-        runs.append(ScheduledRun(first, identical, len(dependencies) + 1, weights))
-    return sorted(runs, key=lambda scheduled: scheduled.stage)
+        for group in groups.values()
+    ]
+    return sorted(scheduled, key=lambda item: item.stage)
 
 
-def _starts(key):
-    """Returns the keys of the runs whose weights a run depends on, directly or indirectly.
-
-    The first key is that of the run whose weights are loaded.
-    """
-    study, run, seed = key
-    start = studies.find_run((study, run)).starts_from
-    return [] if start is None else [(*start, seed), *_starts((*start, seed))]
-
-
-def _digest(key, scale, extra):
-    return runner.settings_digest(runner.settings_of(studies.find_run(key), scale, extra))
+def _starts(run):
+    """Returns (study name, run) pairs for the runs whose weights a run depends on, directly or indirectly."""
+    starts = []
+    while run.starts_from:
+        study, run = run.starts_from[0], studies.find_run(run.starts_from)
+        starts.append((study, run))
+    return starts
 
 
-def name_of(key: Key) -> str:
-    """Returns a run's name for `python -m paper.tables run --only`: the path STUDY/RUN of its directory."""
-    return f"{key[0]}/{runner.directory_name(studies.find_run(key))}"
+def name_of(study: str, run: studies.Run) -> str:
+    """Returns a run's name for `--only`, such as color/1_2 for seed 1 and color/1_2_seed_2 for seed 2."""
+    return f"{study}/{slug(run.name)}" + f"_seed_{run.seed}" * (run.seed > 1)
 
 
-def direct_command(scheduled: ScheduledRun, scale: str, base: str, extra: dict) -> str:
+def direct_command(scheduled: ScheduledRun, runner: Runner) -> str:
     """Returns a shell command that executes the programs of a run, with all their flags."""
-    directory, weights = (
-        key and runner.directory_of(base, scale, key[0], studies.find_run(key))
-        for key in (scheduled.key, scheduled.weights)
-    )
-    run_commands = runner.commands(
-        studies.find_run(scheduled.key), scale, directory, weights, extra
-    )
-    return " && ".join(shlex.join(["python", *run_command]) for run_command in run_commands)
+    commands = runner.commands(scheduled.run)
+    return " && ".join(shlex.join(["python", *command]) for command in commands)
 
 
-def runner_command(scheduled: ScheduledRun, scale: str, base: str, extra: dict) -> str:
+def runner_command(scheduled: ScheduledRun, runner: Runner) -> str:
     """Returns a shell command that executes a run with `python -m paper.tables run` and stores all of its results."""
-    only = [f"--only={name_of(key)}" for key in (scheduled.key, *scheduled.identical)]
-    seed = scheduled.key[2]  # Identical runs have the same seed.
-    flags = [f"--seeds={seed}"] * (seed > 1)
-    flags += [f"--flags={shlex.join(config_lib.as_flags(extra))}"] * bool(extra)
+    seed, extra = scheduled.run.seed, shlex.join(config_lib.as_flags(runner.extra))
     return shlex.join(
-        ["python", "-m", "paper.tables", "run", *only, f"--scale={scale}", f"--dir={base}", *flags]
+        [
+            *("python", "-m", "paper.tables", "run", f"--only={scheduled.names[0]}"),
+            *(f"--scale={runner.scale}", f"--dir={runner.base}"),
+            *[f"--seeds={seed}"] * (seed > 1),
+            *[f"--flags={extra}"] * bool(extra),
+        ]
     )

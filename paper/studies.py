@@ -6,13 +6,14 @@ appear only in the paper's text.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import itertools
 import math
 import pathlib
 import re
 from collections.abc import Callable
+
+import pandas as pd
 
 from runtime.errors import UserError
 
@@ -34,9 +35,8 @@ class Run:
         None.
       transfer: command of `python -m transfer` (`linear`, `finetune` or `scratch`), or None for
         training with run.py.
-      probes: names of the probes in `paper.probes` that are run on the trained network.
-      plot_columns: additional columns in the report's CSV file, which `paper.figures` plots.
-      small_plot_columns: values that replace those in `plot_columns` at the small scale.
+      probe: name of the probe in `paper.probes` that is run on the trained network, or None.
+      plot_columns: additional columns in the report's CSV file.
       seed: 1 for the run without an additional seed flag. See `with_seed`.
     """
 
@@ -48,9 +48,8 @@ class Run:
     small_recipe: str = "study_small.cfg"
     starts_from: tuple | None = None
     transfer: str | None = None
-    probes: tuple = ()
+    probe: str | None = None
     plot_columns: dict = dataclasses.field(default_factory=dict)
-    small_plot_columns: dict = dataclasses.field(default_factory=dict)
     seed: int = 1
 
     @property
@@ -91,8 +90,10 @@ class Study:
       small_only: runs that exist only at the small scale.
       cited: rows in the paper's tables for which there are no runs, such as those of other methods.
         Each row is a pair of a name and a dict mapping metrics to numbers or text.
-      averaged_over: names of the plot columns to average over. The report shows means and standard
-        deviations.
+      plotted: names of columns for `paper.figures` in the report's CSV file, whose values are
+        settings of the runs (see `paper.results`).
+      averaged_over: names of the plotted columns to average over. The report shows means and
+        standard deviations.
       shown: result columns that the report includes even though the paper does not report them.
       baseline: name of the run that the other runs are compared with, or a function that maps the
         name of a run to the name of its baseline run.
@@ -105,6 +106,7 @@ class Study:
     small_names: tuple | None = None
     small_only: tuple = ()
     cited: tuple = ()
+    plotted: tuple = ()
     averaged_over: tuple = ()
     shown: tuple = ()
     baseline: str | Callable[[str], str] = ""
@@ -132,19 +134,8 @@ def read_numbers(name: str) -> list[dict]:
 
     Cells that contain "-" (a dash in the paper) are omitted.
     """
-    with open(_NUMBERS / f"{name}.csv", newline="", encoding="utf-8") as file:
-        return [
-            {header: _parse(text) for header, text in row.items() if text != "-"}
-            for row in csv.DictReader(file, strict=True)
-        ]
-
-
-def _parse(text):
-    """Converts text to int or float if possible."""
-    try:
-        return float(text) if "." in text else int(text)
-    except ValueError:
-        return text
+    rows = pd.read_csv(_NUMBERS / f"{name}.csv", na_values="-").to_dict("records")
+    return [{header: value for header, value in row.items() if pd.notna(value)} for row in rows]
 
 
 def _top_1(number):
@@ -414,8 +405,6 @@ def _batches():
                 ),
                 _top_1(row[f"{epochs}: {scaling}"]),
                 small,
-                plot_columns=dict(scaling=scaling, batch_size=batch, epochs=epochs),
-                small_plot_columns=dict(batch_size=batch // 8, epochs=epochs // 50),
             )
         )
     return tuple(runs)
@@ -435,22 +424,7 @@ def _networks(depths, widths):
             for measure, number in scratch[width].items()
             if depth == 50 and measure == "top-1"
         }
-        runs += [
-            Run(
-                network,
-                flags,
-                plot_columns=dict(network=network, group="100 epochs"),
-                small_plot_columns=dict(group="small scale"),
-            ),
-            Run(
-                f"supervised {network}",
-                flags,
-                paper,
-                **_SUPERVISED,
-                plot_columns=dict(network=network, group="supervised, 90 epochs"),
-                small_plot_columns=dict(group="supervised, small scale"),
-            ),
-        ]
+        runs += [Run(network, flags), Run(f"supervised {network}", flags, paper, **_SUPERVISED)]
     return tuple(runs)
 
 
@@ -461,7 +435,6 @@ def _long_networks():
             f"{_network(width)}, 1000 epochs",
             dict(width_multiplier=width, train_epochs=1000),
             _top_1(row["Top 1"]),
-            plot_columns=dict(network=_network(width), group="1000 epochs"),
         )
         for width, row in _simclr_rows("table_6").items()
     )
@@ -489,6 +462,7 @@ def _all_labels_numbers(training, width):
     )
 
 
+_CIFAR_COLUMNS = ("temperature", "batch_size", "learning_rate", "epochs", "training")
 _CIFAR_RATES = (0.5, 1.0, 1.5)
 _CIFAR_BATCHES = (256, 512, 1024, 2048, 4096)
 # Our choice, since the paper distinguishes only between runs of up to 300 epochs and longer runs.
@@ -509,19 +483,6 @@ def _cifar_run(name, temperature, batch, rate, epochs):
         dict(temperature=temperature, train_batch_size=batch, **({} if is_default else changed)),
         small_flags=dict(train_batch_size=batch // 8, **({} if is_default else small)),
         recipe="cifar10_paper.cfg",
-        plot_columns=dict(
-            temperature=temperature,
-            batch_size=batch,
-            learning_rate=rate,
-            epochs=epochs,
-            training="more than 300 epochs" if epochs > 300 else "up to 300 epochs",
-        ),
-        small_plot_columns=dict(
-            batch_size=batch // 8,
-            learning_rate=small["learning_rate"],
-            epochs=small["train_epochs"],
-            training="small scale",
-        ),
     )
 
 
@@ -587,7 +548,7 @@ def _probes():
             "h": row["Representation: h"],
             "g(h)": row["Representation: g(h)"],
         }
-        runs.append(Run(name, {**head, **flags}, paper, dict(proj_out_dim=512), probes=(name,)))
+        runs.append(Run(name, {**head, **flags}, paper, dict(proj_out_dim=512), probe=name))
     return tuple(runs)
 
 
@@ -599,7 +560,7 @@ def _linear():
             dict(train_epochs=1000, width_multiplier=width),
             _linear_numbers(row),
             dict(train_epochs=4),
-            plot_columns=dict(network=_network(width), group="SimCLR"),
+            plot_columns=dict(group="SimCLR"),
         )
         for width, row in _simclr_rows("table_6").items()
     ]
@@ -610,7 +571,7 @@ def _linear():
             {},
             _from_scratch_numbers()[1],
             **_SUPERVISED,
-            plot_columns=dict(network=_network(1), group="supervised"),
+            plot_columns=dict(group="supervised"),
         ),
     )
 
@@ -701,7 +662,7 @@ def _lengths():
     table = {row["Batch size"]: row for row in read_numbers("table_b1")}
     runs = []
     for batch, epochs in itertools.product(_LENGTH_BATCHES, _LENGTHS):
-        is_default, small_epochs = batch == 4096, max(epochs // 50, 1)
+        is_default = batch == 4096
         number = table.get(batch, {}).get(f"{epochs}: sqrt")
         runs.append(
             Run(
@@ -715,11 +676,9 @@ def _lengths():
                 {} if number is None else _top_1(number),
                 dict(
                     **({} if is_default else dict(train_batch_size=batch // 32)),
-                    train_epochs=small_epochs,
+                    train_epochs=max(epochs // 50, 1),
                     learning_rate=0.1,
                 ),
-                plot_columns=dict(batch_size=batch, epochs=epochs),
-                small_plot_columns=dict(batch_size=batch // 32, epochs=small_epochs),
             )
         )
     return tuple(runs)
@@ -1092,6 +1051,7 @@ STUDIES = {
                 ("linear", 2048, 100),
             )
         ),
+        plotted=("scaling", "batch_size", "epochs"),
         shown=("top-5",),
         baseline=_baseline_of_batch,
     ),
@@ -1102,6 +1062,7 @@ STUDIES = {
         (*_networks((18, 34, 50, 101, 152), _WIDTHS), *_long_networks()),
         ("ResNet-18 (1x)", "supervised ResNet-18 (1x)"),
         _networks((10,), (1, 2)),
+        plotted=("network", "group"),
         baseline=_baseline_of_network,
     ),
     "cifar_batches": Study(
@@ -1116,6 +1077,7 @@ STUDIES = {
             for epochs in (500, 1000)
             for rate in _CIFAR_RATES
         ),
+        plotted=_CIFAR_COLUMNS,
         averaged_over=("learning_rate",),
         baseline=_replace(r"batch \d+", "batch 1024"),
     ),
@@ -1131,6 +1093,7 @@ STUDIES = {
             for batch in (1024, 2048)
             for ending in ("", ", rate 0.5, 1000 epochs", ", rate 1.5, 1000 epochs")
         ),
+        plotted=_CIFAR_COLUMNS,
         averaged_over=("learning_rate", "epochs"),
         baseline=_replace(r"temperature [\d.]+", "temperature 0.5"),
     ),
@@ -1140,6 +1103,7 @@ STUDIES = {
         "SimCLR outperforms earlier methods; wider networks are better still",
         _linear(),
         (_network(1), _network(2)),
+        plotted=("network",),
         baseline=_network(1),
         cited=tuple((name, _linear_numbers(row)) for name, row in _cited_rows("table_6")),
     ),
@@ -1202,6 +1166,7 @@ STUDIES = {
                 for epochs in (100, 400)
             ),
         ),
+        plotted=("batch_size", "epochs"),
         baseline=lambda name: re.sub(r"batch \d+, ", "", name) if "batch" in name else "100 epochs",
     ),
     "few_labels_lengths": Study(

@@ -1,23 +1,26 @@
 """Shows the paper's tables, prints the commands for their runs, executes the runs, and reports the results.
 
     python -m paper.tables list
-    python -m paper.tables show 4                   # the paper's results, by table number or study
-    name python -m paper.tables commands 4               # the command for each run, at the paper's
-    scale python -m paper.tables commands 4 --runner --stage=1    # commands for a cluster (see
-    below) python -m paper.tables run 4 --scale=small [--seeds=3] [--dir=runs/tables]
-    [--flags='--data_dir=DIR'] python -m paper.tables report [1 4 5] [--dir=runs/tables]
+    python -m paper.tables show 4          # the paper's results, by table number or study name
+    python -m paper.tables commands 4      # the command for each run, at the paper's scale
+    python -m paper.tables commands 4 --runner --stage=1    # commands for a cluster (see below)
+    python -m paper.tables run 4 --scale=small [--seeds=3] [--dir=runs/tables] [--flags=FLAGS]
+    python -m paper.tables report [1 4 5] [--dir=runs/tables] [--flags=FLAGS]
 
 At the small scale, a run takes minutes on two CPU cores. `run` skips finished runs and resumes
 interrupted ones. If a run starts from another run's weights, `run` executes that run first. Several
 processes, even on different machines, can `run` the same tables in the same --dir. Each process
 postpones the runs that other processes are executing.
 
+The results of a run are in DIR/SCALE/NETWORK_HASH, where the hash is computed from all settings that
+affect the results. Identical runs of several tables share one directory. FLAGS are additional
+run.py flags, such as '--data_dir=DIR'. If they affect the results, `report` needs them, too.
+
 With --seeds=N, `run` and `commands` include each run with N seeds: seed 1, followed by 2 to N. Seed
 1 denotes the run without an additional --seed flag: the recipes of the small scale set --seed=1,
 those of the paper's scale set no seed, so it is random, and transfer runs use their default seed.
-The results with seed 1 are in DIR/SCALE/STUDY/RUN and those with seed 2, for example, in
-DIR/SCALE/STUDY/RUN_seed_2. If a run starts from another run's weights, the other run has the same
-seed. All runs with one seed are executed before those with the next seed.
+If a run starts from another run's weights, the other run has the same seed. All runs with one seed
+are executed before those with the next seed.
 
 `commands` prints one line per run, in stages: the runs of stage 1 depend on no other run, and those
 of stage 2 start from the weights of runs in stage 1. If runs start from runs of other tables, these
@@ -30,20 +33,19 @@ explains how to execute the printed commands with Slurm and GNU parallel.
 Birdsnap and FGVC Aircraft are not in TFDS, so they are read from data/birdsnap and data/aircraft.
 
 `report` includes all finished seeds. It prints Markdown tables, and writes report.md, report.html
-and two files per table to the folder --dir/SCALE. STUDY.csv has one row per run and seed.
-STUDY.jsonl has the same results in a form that `report` reads for runs without a directory, for
-example in docs/tables. `report` adds results to this file and replaces those of repeated runs, but
-never removes any. It does not write the file if the directory of the study does not exist.
+and three files per table to the folder DIR/SCALE. STUDY.csv has one row per run and seed. STUDY.svg
+is a plot. STUDY.jsonl has the same results in a form that `report` reads for runs without a
+directory, for example in docs/tables. `report` adds results to this file and replaces those of
+repeated runs, but never removes any.
 """
 
 from __future__ import annotations
 
 import argparse
-import html
-import os
 
 import config as config_lib
-from paper import runner, schedule, studies
+from paper import runner as runner_lib
+from paper import schedule, studies
 from runtime import command_line, console, tensorflow_startup
 from runtime.errors import UserError, first_line
 from runtime.paths import check_paths
@@ -91,57 +93,46 @@ def _with_runs(names, scale):
     """Returns the studies that have runs at `scale`. Raises `UserError` if no study has any."""
     names_with_runs = [name for name in names if studies.STUDIES[name].runs_at(scale)]
     if not names_with_runs:
-        other = "small" if scale == "paper" else "paper"
-        other_has_runs = any(studies.STUDIES[name].runs_at(other) for name in names)
         raise UserError(
-            f"table={','.join(names)}: no runs at the {scale} scale. Use --scale={other}."
-            if other_has_runs
-            else (
-                f"table={','.join(names)}: no runs. Use another table; `list` shows which tables"
-                " have runs."
-            )
+            f"table={','.join(names)}: no runs at the {scale} scale. Use another scale or table;"
+            " `list` shows which tables have runs."
         )
     return names_with_runs
 
 
-def _commands(names, scale, base, extra, num_seeds, stage, use_runner):
+def _commands(names, runner, num_seeds, stage, use_runner):
     """Prints the commands of all stages, with comments, or only the commands of one stage."""
-    names = _with_runs(names, scale)
-    if extra:
-        _create_runner(schedule.runs_of(names, scale, num_seeds), scale, base, extra)
-    runs = schedule.schedule(names, scale, extra, num_seeds)
-    num_stages = runs[-1].stage
+    runs = schedule.runs_of(_with_runs(names, runner.scale), runner.scale, num_seeds)
+    for pair in runs:
+        runner.check(*pair)
+    scheduled = schedule.schedule(runs, runner)
+    num_stages = scheduled[-1].stage
     if stage is not None and not 1 <= stage <= num_stages:
         raise UserError(
             f"--stage={stage}: the runs have {num_stages} stage{'s' * (num_stages > 1)}. Use a"
             f" number from 1 to {num_stages}."
         )
     command = schedule.runner_command if use_runner else schedule.direct_command
-    for number in range(1, num_stages + 1) if stage is None else [stage]:
-        in_stage = [scheduled for scheduled in runs if scheduled.stage == number]
-        if stage is None:
-            start = (
-                "no dependencies"
-                if number == 1
-                else f"start from the weights of stage {number - 1}"
-            )
+    for number in [stage] if stage else range(1, num_stages + 1):
+        in_stage = [item for item in scheduled if item.stage == number]
+        if not stage:
+            start = f"start from the weights of stage {number - 1}"
             console.log(
-                f"# stage {number} ({len(in_stage)} run{'s' * (len(in_stage) > 1)}): {start}"
+                f"# stage {number} ({len(in_stage)} run{'s' * (len(in_stage) > 1)}):"
+                f" {'no dependencies' if number == 1 else start}"
             )
-        for scheduled in in_stage:
-            console.log(command(scheduled, scale, base, extra))
-            if scheduled.identical and stage is None and not use_runner:
-                console.log(
-                    "# identical to the run above:"
-                    f" {' '.join(map(schedule.name_of, scheduled.identical))}"
-                )
+        for item in in_stage:
+            console.log(command(item, runner))
+            if item.names[1:] and not stage and not use_runner:
+                console.log(f"# identical to the run above: {' '.join(item.names[1:])}")
 
 
 def _select(runs, only, scale):
     """Returns those of the given runs whose names are in `only`, or all of them if `only` is empty."""
     # Without a seed, a name selects the run with all seeds.
     names = [
-        {schedule.name_of((study, run.name, seed)) for seed in {1, run.seed}} for study, run in runs
+        {name, name.removesuffix(f"_seed_{run.seed}")}
+        for name, run in [(schedule.name_of(*pair), pair[1]) for pair in runs]
     ]
     for name in only:
         if not any(name in names_of_run for names_of_run in names):
@@ -149,73 +140,23 @@ def _select(runs, only, scale):
                 f"--only={name}: the tables have no such run at the {scale} scale. Use a name such"
                 f" as {min(names[0])}; `commands --runner` prints all names."
             )
-    return [
-        pair
-        for names_of_run, pair in zip(names, runs, strict=True)
-        if not only or names_of_run & set(only)
-    ]
+    return [pair for names_of_run, pair in zip(names, runs) if not only or names_of_run & set(only)]
 
 
-def _create_runner(runs, scale, base, extra):
-    """Returns a `Runner`. Raises `UserError` if the additional flags are invalid for one of the runs."""
-    executor = runner.Runner(base, scale, extra)
-    for name, run in runs:
-        executor.check(name, run)
-    return executor
-
-
-def _run(names, scale, base, extra, num_seeds, only):
-    """Executes the runs and logs their accuracies."""
-    runs = _select(schedule.runs_of(_with_runs(names, scale), scale, num_seeds), only, scale)
+def _run(names, runner, num_seeds, only):
+    """Executes the runs and logs their accuracies and directories."""
+    runs = schedule.runs_of(_with_runs(names, runner.scale), runner.scale, num_seeds)
+    runs = _select(runs, only, runner.scale)
     # Reports invalid flags before the first run starts.
-    executor = _create_runner(runs, scale, base, extra)
-    for index, (name, run, done) in enumerate(executor.run_all(runs), 1):
-        accuracy = runner.accuracy(done)
-        result = (
-            "diverged"
-            if done["diverged"]
-            else "no accuracy"
-            if accuracy is None
-            else f"{accuracy:.4f}"
+    for pair in runs:
+        runner.check(*pair)
+    for index, (name, run, record) in enumerate(runner.run_all(runs), 1):
+        accuracy = runner_lib.accuracy(record.results)
+        result = "no accuracy" if accuracy is None else f"{accuracy:.4f}"
+        console.log(
+            f"{index}/{len(runs)}  {name}, {run.label}: {'diverged' if record.diverged else result}"
+            f" ({console.format_duration(record.seconds)}, {runner.directory_name(run)})"
         )
-        duration = console.format_duration(done["seconds"])
-        console.log(f"{index}/{len(runs)}  {name}, {run.label}: {result} ({duration})")
-
-
-def _report(names, scale, base):
-    report, results = (
-        tensorflow_startup.load("paper.report"),
-        tensorflow_startup.load("paper.results"),
-    )
-    from runtime import storage
-
-    directory = os.path.join(base, scale)
-    os.makedirs(directory, exist_ok=True)
-    rows_by_study = {name: results.rows_of(name, base, scale) for name in names}
-    lines = [
-        line
-        for text in report.introduction(rows_by_study)
-        for line in (html.escape(text, quote=False), "")
-    ]
-    lines += report.markdown_overview(rows_by_study, scale)
-    for name, rows in rows_by_study.items():
-        lines += report.markdown(name, rows, base, scale)
-        if rows:
-            report.write_csv(os.path.join(directory, f"{name}.csv"), rows)
-            if os.path.isdir(os.path.join(directory, name)):
-                # Otherwise, all rows are from the existing file.
-                results.write_records(results.records_path(name, base, scale), rows)
-    text = "\n".join(lines)
-    console.log(text)
-    storage.write_bytes(
-        os.path.join(directory, "report.md"),
-        f"# The paper's tables, {scale} scale\n\n{text}\n".encode(),
-    )
-    report.write_html(os.path.join(directory, "report.html"), rows_by_study, base, scale)
-    console.log(
-        "wrote report.md, report.html, and the CSV and JSON Lines files of the tables to"
-        f" {directory}"
-    )
 
 
 def _parser():
@@ -256,12 +197,12 @@ def _parser():
         command.add_argument(
             "--dir", default="runs/tables", help="directory for all results (default: %(default)s)"
         )
-    for name in ("commands", "run"):
-        subparsers.choices[name].add_argument(
+        command.add_argument(
             "--flags",
             default="",
             help="additional run.py flags for every run, such as '--data_dir=DIR'",
         )
+    for name in ("commands", "run"):
         subparsers.choices[name].add_argument(
             "--seeds",
             type=int,
@@ -297,55 +238,33 @@ def main(argv: list[str] | None = None) -> None:
     options = _parser().parse_args(argv)
 
     def work():
-        if hasattr(options, "dir"):
-            check_paths(options, "dir")
+        if options.command == "list":
+            return _list()
+        names = _find_all(options.table)
+        if options.command == "show":
+            return _show(names)
+        check_paths(options, "dir")
         if getattr(options, "seeds", 1) < 1:
             raise UserError(
                 f"--seeds={options.seeds}: the number of seeds is less than 1. Use a positive"
                 " number."
             )
-        if options.command == "list":
-            _list()
-        elif options.command == "show":
-            _show(_find_all(options.table))
-        elif options.command == "commands":
-            extra = config_lib.parse_settings(options.flags)
-            _commands(
-                _find_all(options.table),
-                options.scale,
-                options.dir,
-                extra,
-                options.seeds,
-                options.stage,
-                options.runner,
-            )
-        else:
-            tensorflow_startup.load("tensorflow")
-            _run_or_report(options)
+        extra = config_lib.parse_settings(options.flags)
+        runner = runner_lib.Runner(options.dir, options.scale, extra)
+        if options.command == "commands":
+            return _commands(names, runner, options.seeds, options.stage, options.runner)
+        tensorflow_startup.load("tensorflow")
+        try:
+            if options.command == "run":
+                return _run(names, runner, options.seeds, options.only)
+            console.log(tensorflow_startup.load("paper.report").write_report(names, runner))
+        except OSError as error:
+            raise UserError(
+                f"--dir={options.dir}: the directory cannot be used ({first_line(error)}). Fix the"
+                " cause or use another directory, and run the same command again."
+            ) from error
 
     command_line.run_stoppable("paper.tables", work)
-
-
-def _run_or_report(options):
-    """Executes `run` or `report`. Raises `UserError` if --dir cannot be used."""
-    try:
-        if options.command == "run":
-            extra = config_lib.parse_settings(options.flags)
-            _run(
-                _find_all(options.table),
-                options.scale,
-                options.dir,
-                extra,
-                options.seeds,
-                options.only,
-            )
-        else:
-            _report(_find_all(options.table), options.scale, options.dir)
-    except OSError as error:
-        raise UserError(
-            f"--dir={options.dir}: the directory cannot be used ({first_line(error)}). Fix the"
-            " cause or use another directory, and run the same command again."
-        ) from error
 
 
 if __name__ == "__main__":

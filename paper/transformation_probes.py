@@ -63,16 +63,19 @@ def transform(images: tf.Tensor, probe: str, seeds: tf.Tensor) -> tuple[tf.Tenso
 
 
 def probe_features(
-    model: keras.Model, source: Source, split: str, probe: str, size: int, center_crop: bool
+    model: keras.Model, source: Source, split: str, probe: str, config: Config
 ) -> list[np.ndarray]:
     """Returns h [examples, d], z [examples, d'] and classes [examples] for a split's transformed images.
 
     The vectors are stored in memory maps (see `features.VectorFile`). Images are preprocessed as in
-    evaluation: resized to `size` pixels, with or without a center crop.
+    evaluation.
     """
 
     def preprocess(key, item, label):
-        image = data_util.preprocess_image(source.decode(item), size, size, test_crop=center_crop)
+        size = config.image_size
+        image = data_util.preprocess_image(
+            source.decode(item), size, size, test_crop=config.center_crop_eval
+        )
         return image, tf.stack([key, tf.constant(_SEED, key.dtype)])
 
     @tf.function(autograph=False)
@@ -85,17 +88,13 @@ def probe_features(
         source.records(split).map(preprocess, PARALLEL_CALLS).batch(_BATCH_SIZE)
     )
     num_batches = -(-source.num_examples(split) // _BATCH_SIZE)
-    h_file, z_file, all_classes = features.VectorFile(), features.VectorFile(), []
+    files, all_classes = (features.VectorFile(), features.VectorFile()), []
     for batch in progress.track(batches, num_batches, f"{probe}: {split}"):
-        h, z, classes = (tensor.numpy() for tensor in run(*batch))
-        h_file.append(h)
-        z_file.append(z)
+        *vectors, classes = (tensor.numpy() for tensor in run(*batch))
+        for file, values in zip(files, vectors):
+            file.append(values)
         all_classes.append(classes)
-    return [
-        h_file.read(f"h of {split}"),
-        z_file.read(f"g(h) of {split}"),
-        np.concatenate(all_classes),
-    ]
+    return [*(file.read(split) for file in files), np.concatenate(all_classes)]
 
 
 def run_probes(
@@ -121,19 +120,12 @@ def run_probes(
     for flag, split in (("train_split", train_split), ("test_split", test_split)):
         datasets.check_split(source, flag, split)
     results = {}
-    preprocessing = config.image_size, config.center_crop_eval
     for probe in probes:
-        train_h, train_z, train_classes = probe_features(
-            model, source, train_split, probe, *preprocessing
-        )
-        test_h, test_z, test_classes = probe_features(
-            model, source, test_split, probe, *preprocessing
-        )
-        results[probe] = {
-            "majority_baseline": max(probability for probability, _ in PROBES[probe]),
-            "h": mlp.mlp_accuracy((train_h, train_classes), (test_h, test_classes)),
-            "z": mlp.mlp_accuracy((train_z, train_classes), (test_z, test_classes)),
-        }
-        # Deletes the temporary files before the next features are computed.
-        del train_h, train_z, test_h, test_z
+        *train, train_classes = probe_features(model, source, train_split, probe, config)
+        *test, test_classes = probe_features(model, source, test_split, probe, config)
+        results[probe] = {"majority_baseline": max(probability for probability, _ in PROBES[probe])}
+        for name, vectors, test_vectors in zip(("h", "z"), train, test):
+            results[probe][name] = mlp.mlp_accuracy(
+                (vectors, train_classes), (test_vectors, test_classes)
+            )
     return results

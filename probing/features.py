@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import tempfile
 from collections.abc import Callable, Iterable
@@ -72,29 +71,29 @@ def collect(
 
 
 class VectorFile:
-    """Vectors in a temporary file, which is deleted when neither this object nor its memory map is in use.
-
-    All methods raise `UserError` if the directory for temporary files cannot be used or is full.
-    """
+    """Vectors in a temporary file, which is deleted when neither this object nor its memory map is in use."""
 
     def __init__(self):
-        with _translate_errors():
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed when it is no longer referenced)
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed when it is no longer referenced)
         self._shape = [0, 0]
 
     def append(self, vectors: np.ndarray) -> None:
-        """Appends vectors, float32 [n, d]."""
+        """Appends vectors, float32 [n, d]. Raises `UserError` if the directory for temporary files is full."""
         self._shape = [self._shape[0] + len(vectors), vectors.shape[1]]
-        with _translate_errors():
+        try:
             self._file.write(np.ascontiguousarray(vectors, np.float32).tobytes())
+            self._file.flush()
+        except OSError as error:
+            raise UserError(
+                f"TMPDIR={tempfile.gettempdir()}: features cannot be written to a temporary file "
+                f"({first_line(error)}). Free up some space, or set TMPDIR to another directory."
+            ) from error
 
     def read(self, description: str) -> np.ndarray:
         """Returns all vectors, float32 [n, d], as a read-only memory map. Logs the size of large files."""
         size = 4 * math.prod(self._shape)
         if not size:  # Empty files cannot be memory-mapped.
             return np.zeros(self._shape, np.float32)
-        with _translate_errors():
-            self._file.flush()
         if size >= _LOGGED_BYTES:
             console.log(
                 f"{description}: {self._shape[0]:,} vectors with {self._shape[1]:,} dimensions"
@@ -102,18 +101,6 @@ class VectorFile:
                 " to change the directory)"
             )
         return np.memmap(self._file, np.float32, "r", shape=tuple(self._shape))
-
-
-@contextlib.contextmanager
-def _translate_errors():
-    """Translates errors of temporary files into `UserError`."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"TMPDIR={tempfile.gettempdir()}: features cannot be written to a temporary file "
-            f"({first_line(error)}). Free up some space, or set TMPDIR to another directory."
-        ) from error
 
 
 def extract(
@@ -168,11 +155,3 @@ def pixels_function(size: int) -> Callable:
         return tf.reshape(small, [tf.shape(small)[0], int(np.prod(small.shape[1:]))])
 
     return function
-
-
-def check_feature_sets(
-    train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], protocol: str
-) -> None:
-    """Raises a `UserError` if the training or test features contain NaN, Inf or values whose squares overflow."""
-    for (vectors, _), name in ((train, "training"), (test, "test")):
-        check_finite(vectors, f"--eval_protocol={protocol}: the {name} features")

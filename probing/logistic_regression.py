@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import threadpoolctl
+from scipy import optimize, special
 
-from probing import features
 from runtime import progress
 
 # for standardized features
@@ -50,13 +51,9 @@ def lbfgs_accuracy(
     Returns:
       A dict with `accuracy`, the test accuracy in [0, 1], and `l2_per_example`, the selected
       strength.
-
-    Raises:
-      UserError: the features contain NaN or Inf.
     """
     from sklearn import model_selection  # Imported lazily, since only this protocol needs it.
 
-    features.check_feature_sets(train, test, "lbfgs")
     inputs, labels = train
     counts = np.bincount(labels)
     can_stratify = (
@@ -150,8 +147,8 @@ class LogisticPath:
 
     def _raw_blocks(self) -> Iterator[np.ndarray]:
         """Yields blocks of the training examples' features."""
-        for start in range(0, len(self._rows), _BLOCK_ROWS):
-            yield self._inputs[self._rows[start : start + _BLOCK_ROWS]]
+        for block in _slices(len(self._rows)):
+            yield self._inputs[self._rows[block]]
 
     def _prepare(self, rows):
         """Returns centered and scaled inputs as float64, with an appended column of ones for the biases."""
@@ -162,8 +159,7 @@ class LogisticPath:
 
     def _blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (inputs, targets) for blocks of training examples. Inputs are expressed in the basis, if any."""
-        for start in range(0, len(self._rows), _BLOCK_ROWS):
-            block = slice(start, start + _BLOCK_ROWS)
+        for block in _slices(len(self._rows)):
             inputs = (
                 self._prepare(self._rows[block]) if self._cached is None else self._cached[block]
             )
@@ -171,8 +167,6 @@ class LogisticPath:
 
     def fit(self, l2_of_sum: float) -> LogisticPath:
         """Fits the weights, starting from the previous solution, and returns self."""
-        from scipy import optimize
-
         decay = np.full([len(self._weights), 1], l2_of_sum / len(self._rows))
         decay[-1] = 0
         # Recompute the preconditioner once the L-BFGS iterations have cost as much as computing it.
@@ -234,19 +228,17 @@ class LogisticPath:
         """Returns logits [n, classes] for inputs [n, d], with -inf for classes that could not be fitted."""
         scores = np.full([len(inputs), self._num_classes], -np.inf)
         kernel = self.kernel.T
-        for start in range(0, len(inputs), _BLOCK_ROWS):
-            block = slice(start, start + _BLOCK_ROWS)
+        for block in _slices(len(inputs)):
             scores[block, self._classes] = (inputs[block] - self._mean) @ kernel + self._weights[-1]
         return scores
 
     def accuracy(self, inputs: np.ndarray, labels: np.ndarray) -> float:
         """Returns the fraction of inputs [n, d] whose label [n] has the highest score."""
-        hits = [
-            self.scores(inputs[start : start + _BLOCK_ROWS]).argmax(1)
-            == labels[start : start + _BLOCK_ROWS]
-            for start in range(0, len(inputs), _BLOCK_ROWS)
-        ]
-        return float(np.concatenate(hits).mean())
+        hits = sum(
+            np.count_nonzero(self.scores(inputs[block]).argmax(1) == labels[block])
+            for block in _slices(len(inputs))
+        )
+        return hits / len(inputs)
 
     def cross_entropy(self, inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> float:
         """Returns the mean cross-entropy of the examples with indices `rows`.
@@ -254,17 +246,21 @@ class LogisticPath:
         Probabilities below 1e-12 are replaced by 1e-12. Otherwise, classes that could not be fitted
         would have an infinite cross-entropy.
         """
-        from scipy import special
-
         total = 0.0
-        for start in range(0, len(rows), _BLOCK_ROWS):
-            block = rows[start : start + _BLOCK_ROWS]
-            log_probabilities = special.log_softmax(self.scores(inputs[block]), 1)
+        for block in _slices(len(rows)):
+            examples = rows[block]
+            log_probabilities = special.log_softmax(self.scores(inputs[examples]), 1)
             # Sum the log-probabilities of the labels.
             total += np.maximum(
-                log_probabilities[np.arange(len(block)), labels[block]], np.log(1e-12)
+                log_probabilities[np.arange(len(examples)), labels[examples]], np.log(1e-12)
             ).sum()
         return -total / len(rows)
+
+
+def _slices(count: int) -> Iterator[slice]:
+    """Yields slices that divide `count` rows into blocks."""
+    for start in range(0, count, _BLOCK_ROWS):
+        yield slice(start, start + _BLOCK_ROWS)
 
 
 @functools.cache
@@ -274,9 +270,6 @@ def scipy_blas_threads() -> Any:
     Without a limit, these threads compete with NumPy's BLAS threads, which makes fits three times
     slower.
     """
-    import scipy.optimize  # noqa: F401 (loads the library)
-    import threadpoolctl
-
     pools = threadpoolctl.ThreadpoolController()
     return pools.select(
         filepath=[pool["filepath"] for pool in pools.info() if "scipy.libs" in pool["filepath"]]
@@ -317,8 +310,6 @@ def _softmax_loss(logits, columns):
 
 def _softmax_curvature(logits, columns):
     """Returns, for each example, the mean of the diagonal of the loss's Hessian with respect to the logits."""
-    from scipy import special
-
     del columns
     return _variances(special.softmax(logits, 1))
 
@@ -328,8 +319,6 @@ def _binary_loss(logits, targets):
 
     Targets [n, classes] are 1, 0 or -1 (ignored).
     """
-    from scipy import special
-
     is_present, is_known = targets == 1, targets >= 0
     losses, gradient = (
         np.logaddexp(0, logits) - is_present * logits,
@@ -340,8 +329,6 @@ def _binary_loss(logits, targets):
 
 def _binary_curvature(logits, targets):
     """Returns, for each example, the mean of the diagonal of the loss's Hessian with respect to the logits."""
-    from scipy import special
-
     return _variances(special.expit(logits) * (targets >= 0))
 
 

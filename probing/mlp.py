@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
+import tf_keras as keras
 
 _SEED = 1
 _HIDDEN_UNITS = 256
+_BATCH_SIZE = 200
+_MAX_EPOCHS = 100
 # Early stopping, with the default values of scikit-learn's MLPClassifier: training stops after
 # `_PATIENCE` epochs in which the accuracy on held-out examples did not increase by more than
-# `_MIN_GAIN`.
-_VALIDATION_FRACTION, _PATIENCE, _MIN_GAIN = 0.1, 10, 1e-4
-_MAX_EPOCHS = 100
-_BLOCK_ROWS = 10_000  # number of examples in memory; a multiple of the MLP's batch size of 200
+# `_MIN_GAIN`. One of `_VALIDATION_SHARE` training examples is held out.
+_VALIDATION_SHARE, _PATIENCE, _MIN_GAIN = 10, 10, 1e-4
+
+
+class _Batches(keras.utils.Sequence):
+    """Batches of rows of features, which may be a memory map. Each epoch has another order."""
+
+    def __init__(self, vectors, classes, rows):
+        self._vectors, self._classes, self._rows = vectors, classes, rows
+        self._random = np.random.default_rng(_SEED)
+
+    def __len__(self):
+        return -(-len(self._rows) // _BATCH_SIZE)
+
+    def __getitem__(self, index):
+        rows = self._rows[index * _BATCH_SIZE : (index + 1) * _BATCH_SIZE]
+        return self._vectors[rows], self._classes[rows]
+
+    def on_epoch_end(self):
+        self._rows = self._random.permutation(self._rows)
 
 
 def mlp_accuracy(
@@ -21,53 +38,38 @@ def mlp_accuracy(
 ) -> float:
     """Returns the test accuracy of an MLP with one hidden layer, trained with Adam and early stopping.
 
-    Features may be memory maps, which are read in blocks.
+    Features may be memory maps, which are read in batches.
 
     Args:
       train: (features [n, d], classes [n]).
       test: (features [m, d], classes [m]).
     """
     # Imported lazily, since only probes need it.
-    from sklearn import model_selection, neural_network, preprocessing
+    from sklearn import preprocessing
 
-    vectors, classes = train
-    counts = np.unique(classes, return_counts=True)[1]
-    can_stratify = counts.min() > 1 and _VALIDATION_FRACTION * len(classes) >= len(counts)
-    fit, validation = model_selection.train_test_split(
-        np.arange(len(classes)),
-        test_size=_VALIDATION_FRACTION,
-        stratify=classes if can_stratify else None,
-        random_state=_SEED,
+    rows = np.random.default_rng(_SEED).permutation(len(train[1]))
+    held_out, rows = np.split(rows, [-(-len(rows) // _VALIDATION_SHARE)])
+    batches, scaler = _Batches(*train, rows), preprocessing.StandardScaler()
+    for index in range(len(batches)):
+        scaler.partial_fit(batches[index][0])
+    num_classes, initializer = 1 + train[1].max(), keras.initializers.GlorotUniform(_SEED)
+    network = keras.Sequential(
+        [
+            keras.layers.Normalization(mean=scaler.mean_, variance=scaler.var_),
+            keras.layers.Dense(_HIDDEN_UNITS, "relu", kernel_initializer=initializer),
+            keras.layers.Dense(num_classes, "softmax", kernel_initializer=initializer),
+        ]
     )
-    scaler = preprocessing.StandardScaler()
-    for rows in _blocks(np.sort(fit)):
-        scaler.partial_fit(vectors[rows])
-    network = neural_network.MLPClassifier(_HIDDEN_UNITS, random_state=_SEED)
-    random, labels = np.random.default_rng(_SEED), np.unique(classes)
-    best_accuracy, best_network, num_epochs_without_gain = -1.0, None, 0
-    for _ in range(_MAX_EPOCHS):
-        for rows in _blocks(random.permutation(fit)):
-            network.partial_fit(scaler.transform(vectors[rows]), classes[rows], classes=labels)
-        accuracy = _accuracy(network, scaler, vectors, classes, validation)
-        num_epochs_without_gain = (
-            0 if accuracy > best_accuracy + _MIN_GAIN else num_epochs_without_gain + 1
-        )
-        if accuracy > best_accuracy:
-            best_accuracy, best_network = accuracy, copy.deepcopy(network)
-        if num_epochs_without_gain >= _PATIENCE:
-            break
-    return _accuracy(best_network, scaler, *test, np.arange(len(test[1])))
-
-
-def _blocks(rows):
-    """Divides row indices [n] into blocks of at most `_BLOCK_ROWS`."""
-    return np.split(rows, range(_BLOCK_ROWS, len(rows), _BLOCK_ROWS))
-
-
-def _accuracy(network, scaler, vectors, classes, rows):
-    """Returns the accuracy of a network on the given rows of vectors [n, d]."""
-    hits = [
-        network.predict(scaler.transform(vectors[block])) == classes[block]
-        for block in _blocks(rows)
-    ]
-    return float(np.concatenate(hits).mean())
+    network.compile("adam", "sparse_categorical_crossentropy", ["accuracy"])
+    stop = keras.callbacks.EarlyStopping(
+        "val_accuracy", _MIN_GAIN, _PATIENCE, restore_best_weights=True
+    )
+    network.fit(
+        batches,
+        epochs=_MAX_EPOCHS,
+        verbose=0,
+        callbacks=[stop],
+        validation_data=_Batches(*train, held_out),
+        shuffle=False,
+    )
+    return network.evaluate(_Batches(*test, np.arange(len(test[1]))), verbose=0)[1]

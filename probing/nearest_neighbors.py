@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from probing import features
-
 KNN_NEIGHBORS = 10
 # Weighted voting as in Wu et al. 2018 (arXiv:1805.01978), with temperature 0.1.
 WEIGHTED_NEIGHBORS, WEIGHTED_TEMPERATURE = 200, 0.1
@@ -27,13 +25,9 @@ def knn_accuracy(
 
     Returns:
       A dict with `accuracy`, the test accuracy in [0, 1].
-
-    Raises:
-      UserError: the features contain NaN or Inf.
     """
     from sklearn import neighbors as sklearn_neighbors
 
-    features.check_feature_sets(train, test, "knn")
     k = min(neighbors, len(train[0]))
     weights = (
         "uniform" if temperature is None else lambda distances: np.exp(-distances / temperature)

@@ -6,7 +6,8 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,12 @@ import tensorflow as tf
 
 from runtime.errors import UserError, first_line
 
+# Prefix of the temporary directories in which files are written before they are renamed.
+TEMP_PREFIX = ".simclr_unfinished_"
+NOTHING_WRITTEN = "nothing was written; run the same command again"
 # Longer names are truncated, because temporary file names are limited to 255 bytes.
 _MAX_NAME_BYTES = 200
+TEMPORARY_SUFFIX = ".simclr_tmp"  # after the name of the file and the process ID
 
 
 def write_json(path: str, content: dict | list) -> None:
@@ -38,7 +43,7 @@ def write_bytes(path: str, content: bytes) -> None:
     """
     directory, name = os.path.split(path)
     name = name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
-    temporary = os.path.join(directory, f"{name}.{os.getpid()}.tmp")
+    temporary = os.path.join(directory, f"{name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
         if directory:
             tf.io.gfile.makedirs(directory)
@@ -52,6 +57,32 @@ def write_bytes(path: str, content: bytes) -> None:
             f"{path}: the file cannot be written ({first_line(error)}). Free disk space or fix the "
             "permissions, and run the same command again."
         ) from error
+
+
+@contextlib.contextmanager
+def scratch_beside(path: str) -> Iterator[str]:
+    """Yields a temporary directory next to a local path, from which files can be renamed to it."""
+    directory = os.path.dirname(os.path.abspath(path))
+    os.makedirs(directory, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=TEMP_PREFIX, dir=directory) as scratch:
+        yield scratch
+
+
+@contextlib.contextmanager
+def replacing(*paths: str) -> Iterator[list[str]]:
+    """Yields a temporary path for each local path, and renames the files in order if no error occurs."""
+    with scratch_beside(paths[0]) as scratch:
+        temporary_paths = [os.path.join(scratch, str(index)) for index in range(len(paths))]
+        yield temporary_paths
+        for temporary_path, path in zip(temporary_paths, paths):
+            os.replace(temporary_path, path)
+
+
+def check_new(flag: str, path: str) -> None:
+    """Raises `UserError` if the path exists, unless it is an empty directory."""
+    is_empty = tf.io.gfile.isdir(path) and not tf.io.gfile.listdir(path)
+    if os.path.islink(path) or tf.io.gfile.exists(path) and not is_empty:
+        raise UserError(f"{flag}={path}: the path exists. Use another path, or delete this one.")
 
 
 def is_file(path: str) -> bool:

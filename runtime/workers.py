@@ -18,17 +18,6 @@ from runtime import child_processes, console
 from runtime.errors import UserError, first_line
 
 _PROBE_INTERVAL, _PROBE_TIMEOUT = 0.5, 2  # These values are in seconds.
-# Variables that srun sets for each task. The first four describe the job and the step, and the
-# others the task.
-_SLURM_VARIABLES = (
-    "SLURM_JOB_ID",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_STEP_NODELIST",
-    "SLURM_STEP_TASKS_PER_NODE",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURMD_NODENAME",
-)
 # Variables that are set if Slurm assigns GPUs to tasks. Any of them may also be "none".
 _SLURM_GPUS_OF_TASKS = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
 # Their values may contain "gres/gpu".
@@ -50,12 +39,6 @@ def use_slurm_cluster() -> None:
         supported, TF_CONFIG is already set to a different value, or the tasks of this node cannot
         share its GPUs equally.
     """
-    missing = [name for name in _SLURM_VARIABLES if not os.environ.get(name)]
-    if missing:
-        raise UserError(
-            f"--cluster=slurm: the Slurm variable {missing[0]} is not set. Start the program with"
-            " srun, or remove the flag."
-        )
     try:
         num_tasks = int(os.environ["SLURM_STEP_NUM_TASKS"])
         local_task = int(os.environ["SLURM_LOCALID"])
@@ -65,10 +48,10 @@ def use_slurm_cluster() -> None:
         # node9, and assumes that consecutive tasks run on the same node, which is not the case with
         # --distribution=cyclic. `index` raises ValueError if the address is not in the list.
         task = {"type": "worker", "index": workers.index(address)}
-    except (RuntimeError, ValueError) as error:
+    except (KeyError, RuntimeError, ValueError) as error:
         raise UserError(
-            "--cluster=slurm: the Slurm variables of this job step are not supported"
-            f" ({first_line(error)}). Remove the flag, and set TF_CONFIG instead."
+            "--cluster=slurm: Slurm's variables of a job step are missing or not supported"
+            f" ({first_line(error)}). Start the program with srun, or set TF_CONFIG instead."
         ) from error
     tf_config = json.dumps({"cluster": {"worker": workers}, "task": task}) if num_tasks > 1 else ""
     if os.environ.get("TF_CONFIG", "") not in ("", tf_config):

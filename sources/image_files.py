@@ -100,7 +100,7 @@ def is_run_directory(folder: str) -> bool:
         names = os.listdir(folder)
     except OSError:
         return False  # The caller also lists the folder and reports the error.
-    has_settings = "flags.json" in names or "settings.json" in names
+    has_settings = "flags.json" in names or "result.json" in names
     return has_settings and (
         "train.lock" in names or any(name.startswith("ckpt-") for name in names)
     )

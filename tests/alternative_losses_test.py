@@ -101,18 +101,6 @@ def test_loss_flags_select_the_loss_function(name, semi_hard, negatives, hidden_
     assert reported["contrast_acc"] == np.mean(similarities.argmax(1) == np.arange(9))
 
 
-def test_nt_xent_with_both_views_matches_add_contrastive_loss():
-    z = tf.constant(np.concatenate(unit_views(7)))
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(z)
-        alternative = compute_loss("nt_xent", False, True, z)[0]
-        default = objective.add_contrastive_loss(z, True, TEMPERATURE)[0]
-    np.testing.assert_allclose(alternative, default, rtol=1e-12)
-    np.testing.assert_allclose(
-        tape.gradient(alternative, z), tape.gradient(default, z), rtol=1e-9, atol=1e-12
-    )
-
-
 def table_2_gradient(name, u, positive, negatives):
     """Returns the gradient of the negated loss with respect to u (last column of Table 2)."""
     if name == "nt_xent":

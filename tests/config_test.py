@@ -229,7 +229,6 @@ def test_documents_mention_only_existing_flags():
         "batch_size",
         "scale",
         "dir",
-        "projector",
         "vectors",
         "query",
         "threshold",

@@ -344,10 +344,3 @@ def test_operators_are_applied_with_the_given_probability():
         )
         gray = data_util.apply_operators(images, policy, seed_rows(len(images)))
         np.testing.assert_allclose(gray, expected, atol=1e-5)
-
-
-def test_policies_omit_disabled_operators():
-    assert data_util.simclr_policy(0, "additive") == data_util.crop_and_flip_policy()
-    assert data_util.crop_and_flip_policy(flip=False).operators == ()
-    names = [operator.name for operator in data_util.simclr_policy(0.5, "additive").operators]
-    assert names == ["flip", "color_jitter", "grayscale"]

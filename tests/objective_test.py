@@ -1,5 +1,6 @@
 """Tests of the losses against recorded values, a loop implementation of Algorithm 1, and equivalent formulas."""
 
+import functools
 import math
 
 import numpy as np
@@ -17,24 +18,6 @@ from runtime import replicas
 from support import golden
 
 ARRAYS = golden.load("nt_xent")
-
-
-@pytest.mark.parametrize("case", [str(case) for case in ARRAYS["cases"]])
-def test_contrastive_loss_matches_the_original(case):
-    temperature = float(case.split("tau")[1].split("_")[0])
-    z = tf.constant(ARRAYS[f"{case}/hidden"])
-    with tf.GradientTape() as tape:
-        tape.watch(z)
-        loss, logits_ab, labels = objective.add_contrastive_loss(
-            z, case.endswith("norm1"), temperature
-        )
-    np.testing.assert_allclose(loss, ARRAYS[f"{case}/loss"], rtol=1e-5)
-    assert golden.relative_error(tape.gradient(loss, z), ARRAYS[f"{case}/grad"]) < 1e-5
-    accuracy = metrics.contrastive_accuracy(logits_ab, labels)
-    np.testing.assert_allclose(accuracy, ARRAYS[f"{case}/contrast_acc"], rtol=1e-6)
-    np.testing.assert_allclose(
-        metrics.contrastive_entropy(logits_ab), ARRAYS[f"{case}/contrast_entropy"], rtol=1e-5
-    )
 
 
 def algorithm_1(z, temperature):
@@ -96,13 +79,14 @@ def similar_views(images, width, dtype, noise=1.0):
     return tf.constant(np.concatenate([first, first + noise * difference]), dtype)
 
 
+@pytest.mark.parametrize(
+    "function", [plain, functools.partial(blocked_nt_xent.contrastive_loss, block_rows=3)]
+)
 @pytest.mark.parametrize("case", [str(case) for case in ARRAYS["cases"]])
-def test_blocked_loss_metrics_and_gradient_match_the_original(case):
+def test_loss_metrics_and_gradient_match_the_original(case, function):
     temperature = float(case.split("tau")[1].split("_")[0])
     scalars, gradient = value_and_gradient(
-        lambda z: blocked_nt_xent.contrastive_loss(
-            z, case.endswith("norm1"), temperature, block_rows=3
-        ),
+        lambda z: function(z, case.endswith("norm1"), temperature),
         tf.constant(ARRAYS[f"{case}/hidden"]),
     )
     recorded = [ARRAYS[f"{case}/{name}"] for name in ("loss", "contrast_acc", "contrast_entropy")]
@@ -119,7 +103,11 @@ def test_blocked_loss_matches_the_plain_loss(dtype, tolerance, xla, monkeypatch)
     @tf.function(autograph=False, jit_compile=xla)
     def blocked(z):
         results = []
-        for block_rows in (0, 1, 4, 5, 13, 64):
+        for block_rows in (
+            0,
+            1,
+            5,
+        ):  # one block, blocks of one image, and an overlapping last block
             with tf.GradientTape() as tape:
                 tape.watch(z)
                 scalars = blocked_nt_xent.contrastive_loss(z, True, 0.2, None, block_rows)

@@ -1,10 +1,10 @@
 """Transfer learning: evaluates an encoder on the paper's twelve data sets or on your own data (section 6 and B.8).
 
     python -m transfer list
-    python -m transfer linear --checkpoint=PATH --task=NAME [--dataset=folder:DIR] [--data_dir=DIR]
-    [--out=DIR] python -m transfer finetune --checkpoint=PATH --task=NAME [--jobs=N]
-    [--flags='--precision=mixed_bfloat16'] python -m transfer scratch --checkpoint=PATH --task=NAME
-    [--jobs=N] python -m transfer compare PREDICTIONS.npz PREDICTIONS.npz
+    python -m transfer linear --checkpoint=PATH --task=NAME [--dataset=folder:DIR] [--data_dir=DIR] [--out=DIR]
+    python -m transfer finetune --checkpoint=PATH --task=NAME [--jobs=N] [--flags='--precision=mixed_bfloat16']
+    python -m transfer scratch --checkpoint=PATH --task=NAME [--jobs=N]
+    python -m transfer compare PREDICTIONS.npz PREDICTIONS.npz
 
 `linear` fits an l2-regularized logistic regression to frozen features. `finetune` trains the whole
 network, starting from the checkpoint; `scratch` trains the same network from random weights. Both
@@ -15,11 +15,9 @@ predictions are written to --out. To resume an interrupted command, run it again
 from __future__ import annotations
 
 import argparse
-import contextlib
-import math
+from collections.abc import Callable
 
 from runtime import command_line, console, tensorflow_startup
-from runtime.errors import UserError, first_line
 from runtime.paths import check_paths
 from transfer import tasks
 
@@ -42,16 +40,23 @@ def _list():
     )
 
 
-def _parse_numbers(text):
-    """Parses comma-separated numbers. Can be used as the `type` of an argument in argparse."""
-    try:
-        numbers = tuple(map(float, text.split(",")))
-    except ValueError:
-        numbers = (math.nan,)
-    if not all(map(math.isfinite, numbers)):
-        raise argparse.ArgumentTypeError(
-            f"expected comma-separated numbers such as 0.01,0.1; got {text!r}"
-        )
+def _at_least(minimum: float, kind: Callable = int) -> Callable:
+    """Returns a function for the `type` of an argument in argparse, which parses and checks a number."""
+
+    def number(text):
+        if not (value := kind(text)) >= minimum:  # also true for NaN
+            raise argparse.ArgumentTypeError(f"must be at least {minimum}; got {text}")
+        return value
+
+    return number
+
+
+def _numbers(minimum: float) -> Callable:
+    """Returns a function for the `type` of an argument in argparse, which parses comma-separated numbers."""
+
+    def numbers(text):
+        return tuple(map(_at_least(minimum, float), text.split(",")))
+
     return numbers
 
 
@@ -66,17 +71,17 @@ def _parser():
     _add_common(
         commands.add_parser("linear", help="fit a logistic regression to frozen features"),
         "linear_evaluation.run_linear",
+        protocol="linear",
     )
     for protocol, text in (
         ("finetune", "train the whole network, starting from a checkpoint"),
         ("scratch", "train the checkpoint's network from random weights"),
     ):
         command, grid = commands.add_parser(protocol, help=text), tasks.GRIDS[protocol]
-        _add_common(command, "grid_search.run_grid")
-        command.set_defaults(protocol=protocol)
+        _add_common(command, "grid_search.run_grid", protocol=protocol)
         command.add_argument(
             "--jobs",
-            type=int,
+            type=_at_least(1),
             default=1,
             help=(
                 "number of trials that run in parallel and share the "
@@ -84,19 +89,24 @@ def _parser():
             ),
         )
         command.add_argument(
-            "--steps", type=int, help=f"training steps per trial (default: {grid.steps})"
+            "--steps",
+            type=_at_least(1),
+            default=grid.steps,
+            help="training steps per trial (default: %(default)d)",
         )
-        for name in ("learning_rates", "weight_decays"):
+        for name, minimum in (("learning_rates", 1e-9), ("weight_decays", 0)):
+            values = getattr(grid, name)
             command.add_argument(
                 f"--{name}",
-                type=_parse_numbers,
+                type=_numbers(minimum),
+                default=values,
                 help=(
                     "comma-separated grid values (default: "
-                    f"{','.join(f'{value:.2g}' for value in getattr(grid, name))})"
+                    f"{','.join(f'{value:.2g}' for value in values)})"
                 ),
             )
         command.add_argument(
-            "--seed", type=int, default=0, help="random seed for all trials (default: 0)"
+            "--seed", type=_at_least(0), default=0, help="random seed for all trials (default: 0)"
         )
         command.add_argument(
             "--flags", default="", help="additional flags for run.py, such as '--precision=...'"
@@ -116,9 +126,9 @@ def _parser():
     return parser
 
 
-def _add_common(command, run):
+def _add_common(command, run, protocol):
     """Adds the flags that the commands `linear`, `finetune` and `scratch` share."""
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, protocol=protocol)
     command.add_argument(
         "--checkpoint", required=True, help="path of any SimCLR weights, as for run.py"
     )
@@ -168,40 +178,9 @@ def _add_common(command, run):
         help="image size in pixels (default: as in pretraining, or 224 if it is unknown)",
     )
     command.add_argument(
-        "--batch_size", type=int, default=256, help="images per batch (default: 256)"
+        "--batch_size", type=_at_least(1), default=256, help="images per batch (default: 256)"
     )
     command.add_argument("--out", help="output directory (default: runs/transfer/PROTOCOL_TASK)")
-
-
-@contextlib.contextmanager
-def _translate_errors():
-    """Converts errors that occur when reading data or writing results to `UserError`."""
-    # Imported here so that usage errors are reported without loading TensorFlow.
-    import tensorflow as tf
-
-    file_errors = (
-        tf.errors.NotFoundError,
-        tf.errors.PermissionDeniedError,
-        tf.errors.FailedPreconditionError,
-        tf.errors.ResourceExhaustedError,
-    )
-    try:
-        yield
-    except (OSError, tf.errors.OpError) as error:
-        is_data_error = "IteratorGetNext" in str(error) or isinstance(
-            error, tf.errors.DataLossError
-        )
-        if not (is_data_error or isinstance(error, (OSError, *file_errors))):
-            raise
-        problem = (
-            "--dataset: the data cannot be read"
-            if is_data_error
-            else "a file cannot be read or written"
-        )
-        raise UserError(
-            f"{problem} ({first_line(error)}). Fix the cause, then run the same command again;"
-            " finished work is kept."
-        ) from error
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -216,8 +195,6 @@ def main(arguments: list[str] | None = None) -> None:
             _list()
             return
         module, function = arguments.run.split(".")
-        run = getattr(tensorflow_startup.load(f"transfer.{module}"), function)
-        with _translate_errors():
-            run(arguments)
+        getattr(tensorflow_startup.load(f"transfer.{module}"), function)(arguments)
 
     command_line.run_stoppable(parser.prog, work)

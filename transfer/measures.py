@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-import metrics
 import metrics
 from runtime.errors import UserError
 
@@ -29,16 +30,14 @@ def measure(metric: str, labels: np.ndarray, scores: np.ndarray) -> float:
       metric: key of `METRICS`.
       labels: int [n], or int [n, classes] with values 1, 0 and -1 (unknown).
       scores: float [n, classes]; -inf for classes without a fitted classifier.
-
-    Raises:
-      UserError: the scores contain NaN, or the metric is NaN.
     """
-    # mAP averages over classes with positive examples.
-    has_positives = labels.ndim == 1 or (labels == 1).any()
-    if not has_positives or np.isnan(scores).any():
-        reason = "the scores contain NaN" if has_positives else "no label is 1"
+    return check_defined(metric, METRICS[metric](labels, scores))
+
+
+def check_defined(metric: str, value: float) -> float:
+    """Returns the value of a metric. Raises `UserError` if it is NaN (mAP without positive examples)."""
+    if math.isnan(value):
         raise UserError(
-            f"--metric={metric}: the value is NaN because {reason}. Use another checkpoint or "
-            "other splits."
+            f"--metric={metric}: the value is NaN, because no label is 1. Use other splits."
         )
-    return METRICS[metric](labels, scores)
+    return value

@@ -10,15 +10,11 @@ from runtime import console
 from runtime.errors import UserError
 from transfer import measures, output
 
-NUM_PERMUTATIONS = 100_000
+NUM_PERMUTATIONS = 100_000  # number of samples from the null distribution
 
 
 def permutation_test(
-    correct: np.ndarray,
-    other_correct: np.ndarray,
-    labels: np.ndarray | None = None,
-    num_permutations: int = NUM_PERMUTATIONS,
-    seed: int = 0,
+    correct: np.ndarray, other_correct: np.ndarray, labels: np.ndarray | None = None
 ) -> dict[str, float]:
     """Uses a permutation test to check whether two models' accuracies differ significantly (paper, B.8.1).
 
@@ -31,8 +27,6 @@ def permutation_test(
       other_correct: correctness of the second model's predictions, in the same form as `correct`.
       labels: int [n]. If set, mean per-class accuracies are compared, and otherwise accuracies over
         all examples.
-      num_permutations: number of samples from the null distribution.
-      seed: random seed.
 
     Returns:
       A dict with `difference`, the difference in accuracy (first minus second), and `p`, the
@@ -48,20 +42,16 @@ def permutation_test(
     differences = (np.asarray(correct, np.float64) - np.asarray(other_correct, np.float64)) / (
         sizes[classes] * len(sizes)
     )
-    random, permuted = np.random.default_rng(seed), np.zeros(num_permutations)
+    random, permuted = np.random.default_rng(0), np.zeros(NUM_PERMUTATIONS)
     for size, count in zip(*np.unique(np.round(np.abs(differences), 15), return_counts=True)):
-        permuted += size * (2 * random.binomial(count, 0.5, num_permutations) - count)
+        permuted += size * (2 * random.binomial(count, 0.5, NUM_PERMUTATIONS) - count)
     # The margin absorbs rounding errors in the sums.
     is_extreme = np.abs(permuted) >= abs(differences.sum()) - 1e-12
     return dict(difference=float(differences.sum()), p=float(is_extreme.mean()))
 
 
 def compare(
-    labels: np.ndarray,
-    scores: np.ndarray,
-    other_scores: np.ndarray,
-    metric: str,
-    num_permutations: int = NUM_PERMUTATIONS,
+    labels: np.ndarray, scores: np.ndarray, other_scores: np.ndarray, metric: str
 ) -> dict[str, float]:
     """Runs `permutation_test` on two models' scores [n, classes] for the same examples.
 
@@ -75,9 +65,7 @@ def compare(
         )
     else:
         correct, other_correct = scores.argmax(1) == labels, other_scores.argmax(1) == labels
-    return permutation_test(
-        correct, other_correct, labels if metric == "mean_per_class" else None, num_permutations
-    )
+    return permutation_test(correct, other_correct, labels if metric == "mean_per_class" else None)
 
 
 def run_compare(arguments: argparse.Namespace) -> None:

@@ -37,6 +37,11 @@ class Task:
         return self.validation or f"{self.train}[{_VALIDATION_START}:]"
 
     @property
+    def splits(self) -> dict[str, str]:
+        """The splits for training and model selection, and the test split, keyed by name."""
+        return dict(train=self.train_split, validation=self.validation_split, test=self.test)
+
+    @property
     def trainval_split(self) -> str:
         """The split that the final model is trained on, with the selected hyper-parameters."""
         return f"{self.train}+{self.validation}" if self.validation else self.train
@@ -73,10 +78,10 @@ def task_from_arguments(arguments: argparse.Namespace) -> Task:
             " --dataset."
         )
     overrides = {
-        name: getattr(arguments, name)
+        name: value
         for name in ("dataset", "metric", "train", "validation", "test")
+        if (value := getattr(arguments, name)) is not None
     }
-    overrides = {name: value for name, value in overrides.items() if value is not None}
     task = (
         dataclasses.replace(TASKS[arguments.task], **overrides)
         if arguments.task

@@ -178,19 +178,6 @@ def test_rotation_by_90_degrees_matches_rot90(backend):
     np.testing.assert_allclose(result[1], np.rot90(images[1], -1) / 255, atol=1e-6)
 
 
-def test_rotation_direction_matches_pil():
-    images = photographs(30, 40)
-    result = apply(operators.rotate, images, np.array([20.0, -20.0]))
-    expected = apply_pil(
-        lambda image, degrees: image.rotate(degrees, fillcolor=(128,) * 3), images, [20.0, -20.0]
-    )
-    errors, errors_if_swapped = (
-        np.abs(result - expected).max(-1),
-        np.abs(result[::-1] - expected).max(-1),
-    )
-    assert np.mean(errors > 0.01) < 0.1 < np.mean(errors_if_swapped > 0.01)
-
-
 # ---------------------------------------------------------------------------------------------- regions and filters
 
 

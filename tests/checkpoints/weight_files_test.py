@@ -17,8 +17,9 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 import evaluate
 import model as model_lib
+import resnet
 import train
-from checkpoints import inspection, restoring, summary, tf1_names, weight_files
+from checkpoints import architecture, inspection, restoring, summary, tf1_names, weight_files
 from config import Config, settings_with
 from export import saving
 from runtime.errors import UserError
@@ -144,9 +145,18 @@ def saved_models(tmp_path_factory):
     # As in models converted from TF1, the variables are in a list, and only their names identify
     # them.
     module = tf.Module()
-    names = tf1_names.tf1_names(restoring.variables_by_key(model=model))
+    specs = list(resnet.layer_specs(*resnet.DEPTHS[10], 1, True))
+    names = dict(zip(architecture.checkpoint_names(specs), tf1_names.encoder_names(specs)))
+
+    def tf1_name(key):
+        layer, _, variable = key.rpartition("/")
+        name = layer.replace("model/_projection_head/linear_layers/", "head_contrastive/nl_")
+        name = name.replace("model/supervised_head", "head_supervised")
+        name = name.replace("bn_relu/bn", "batch_normalization")
+        return f"{names.get(layer, name)}/{variable}"
+
     module.variables_ = [
-        tf.Variable(variable, name=names[key])
+        tf.Variable(variable, name=tf1_name(key))
         for key, variable in restoring.variables_by_key(model=model).items()
     ]
     save("converted", module)
@@ -214,7 +224,7 @@ def test_network_mismatch_error_lists_matching_flags(tmp_path):
     assert "--resnet_depth=50 --width_multiplier=1 --sk_ratio=0.0625" in str(error.value)
     assert "missing: model/" in str(error.value) and "\n" not in str(error.value)
     tf1 = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
-    with pytest.raises(UserError, match="missing: base_model/conv2d.*--resnet_depth=18"):
+    with pytest.raises(UserError, match="missing: model/resnet_model/.*--resnet_depth=18"):
         restoring.warm_start(model_lib.build_model(Config(resnet_depth=34, image_size=32), 10), tf1)
 
 
@@ -230,7 +240,7 @@ def test_warm_start_from_tf1_skips_mismatched_heads(tmp_path):
         == f"loaded {len(shapes) - 2} of {len(shapes)} variables from {path} (TF1 checkpoint)"
     )
     assert lines[1].startswith(
-        "not loaded: linear head (head_supervised/linear_layer/dense/kernel has shape [512, 10] "
+        "not loaded: linear head (model/supervised_head/linear_layer/dense/kernel has shape [512, 10] "
         "instead of"
     )
     assert lines[2].startswith("not loaded: 2 tensors (optimizer and counters")
@@ -424,17 +434,45 @@ def test_string_tensors_are_rejected(tmp_path):
         weight_files.open_weights(str(tmp_path))
 
 
-def test_object_graph_with_too_many_paths_is_rejected(tmp_path):
+def test_object_graph_with_many_paths_is_read_in_bounded_time(tmp_path):
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root, loop = graph.nodes.add(), graph.nodes.add()
     root.children.add(node_id=1, local_name="resnet_model")
-    for index in range(40):  # The graph has 40**10 paths of length 10.
-        loop.children.add(node_id=1, local_name=str(index))
+    for name in (*map(str, range(40)), "layers"):  # The graph has 41**10 paths of length 10.
+        loop.children.add(node_id=1, local_name=name)
     tf.raw_ops.SaveV2(
         prefix=str(tmp_path / "ckpt-1"),
         tensor_names=["_CHECKPOINTABLE_OBJECT_GRAPH"],
         shape_and_slices=[""],
         tensors=[tf.constant(graph.SerializeToString())],
     )
-    with pytest.raises(UserError, match="ckpt-1 cannot be read .*more than 100000 paths"):
+    with pytest.raises(UserError, match="ckpt-1 does not contain a SimCLR network"):
         weight_files.open_weights(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "settings", [dict(sk_ratio=0.25, se_ratio=0.125), {}, dict(cifar_stem=True)]
+)
+@pytest.mark.parametrize("depth", [10, 50, 200])
+@pytest.mark.parametrize("layer_names", [architecture.checkpoint_names, tf1_names.encoder_names])
+def test_encoder_is_matched_only_if_all_shapes_agree(layer_names, depth, settings):
+    bottleneck, blocks = resnet.DEPTHS[depth]
+    if not bottleneck and "sk_ratio" in settings:
+        settings = {**settings, "sk_ratio": 0.0625}  # Basic blocks do not depend on the ratio.
+    specs = list(resnet.layer_specs(bottleneck, blocks, 3, **settings))
+    shapes = {
+        f"{name}/{variable}": shape
+        for name, spec in zip(layer_names(specs), specs)
+        for variable, shape in spec.variables().items()
+    }
+    flags, keys = architecture.match_encoder(shapes, layer_names)
+    stem = "cifar" if settings.pop("cifar_stem", False) else "imagenet"
+    expected = dict(resnet_depth=depth, width_multiplier=3, stem=stem, sk_ratio=0.0, se_ratio=0.0)
+    assert flags == {**expected, **settings} and set(keys.values()) == set(shapes)
+    for name in (min(shapes), max(shapes)):
+        assert architecture.match_encoder({**shapes, name: (5,)}, layer_names) is None
+    one_block_more = resnet.layer_specs(bottleneck, (*blocks[:3], blocks[3] + 1))
+    layers = {architecture.ENCODER + spec.key: spec for spec in one_block_more}
+    assert {f"{key}/{name}" for key, spec in layers.items() for name in spec.kind} <= (
+        architecture.all_keys()
+    )

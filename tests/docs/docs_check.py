@@ -37,8 +37,9 @@ _PREPARATION = {
     "docs/pytorch.md": "python -m export torch --checkpoint=MODEL --out=resnet50.safetensors",
     "docs/saved_models.md": "cp new_photos/0000.png a.jpg && cp new_photos/0001.png b.jpg",
     "docs/studies.md": (
-        "python -m paper.tables run heads color --only=heads/linear_512 --only=color/1_2 "
-        f"--flags='--data_dir=DATA {_FLAGS}'"
+        "python -m paper.tables commands heads color --scale=small --flags=--data_dir=DATA |"
+        " grep -E 'resnet10_(762ab628|f430b944)$' |"
+        f' while read -r line; do eval "$line {_FLAGS}" || exit 1; done'
     ),
 }
 # Content of CSV files for `python -m paper.figures`. Creating them with `python -m paper.tables`

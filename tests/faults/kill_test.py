@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from checkpoints import checkpoint_files
 from runtime import progress, signals
 from runtime.errors import STOPPED_STATUS, Stopped
 from support import ROOT, processes
@@ -25,16 +26,16 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.slow
 def test_run_killed_five_times_matches_an_uninterrupted_run(uninterrupted, tmp_path):
-    generator, newest = random.Random(1), 0
+    generator = random.Random(1)
     for kill in range(5):
+        newest = max(checkpoint_files.list_steps(str(tmp_path / "run")), default=0)
         process = processes.start(tmp_path / "run")
         if kill != 2:  # The third kill interrupts startup. The other kills interrupt training.
             processes.wait_for_checkpoint(tmp_path / "run", process, newest)
-        time.sleep(generator.uniform(0, 0.5))
+        time.sleep(generator.uniform(0, 0.1))
         assert process.poll() is None
         process.kill()
         process.wait()
-        newest = max(processes.steps(tmp_path / "run"))
     assert "resumed at step" in processes.finish(tmp_path / "run")
     processes.assert_same_run(uninterrupted, tmp_path / "run")
 

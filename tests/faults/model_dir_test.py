@@ -77,7 +77,7 @@ def corrupt(path, fault):
         )
 
 
-@pytest.mark.parametrize("fault", ["empty", "truncated", "flipped", "missing"])
+@pytest.mark.parametrize("fault", ["truncated", "flipped", "missing"])
 @pytest.mark.parametrize("name", ["ckpt-9.index", "ckpt-9.data-00000-of-00001"])
 def test_resume_falls_back_if_the_newest_checkpoint_is_corrupt_or_incomplete(
     name, fault, trained, run, tmp_path
@@ -85,36 +85,53 @@ def test_resume_falls_back_if_the_newest_checkpoint_is_corrupt_or_incomplete(
     trained(9)
     expected = processes.tensors(tmp_path / "run", 9)
     corrupt(tmp_path / "run" / name, fault)
+    reason = f"incomplete ({name} is missing)" if fault == "missing" else "corrupt ("
     logged = run()
-    if fault == "missing":
-        # A missing file is not treated as corruption, because a copy may still be in progress.
-        assert f"warning: ckpt-9 is incomplete and is ignored: {name} is missing" in logged
-        assert not (tmp_path / "run" / "damaged").exists()
-    else:
-        assert "warning: ckpt-9 is corrupt (" in logged and "Resuming from ckpt-6." in logged
-        assert {
-            path.name.split(".")[0] for path in (tmp_path / "run" / "damaged" / "ckpt-9").iterdir()
-        } == {"ckpt-9"}
+    assert logged.count("warning: ckpt-") == 1 and f"warning: ckpt-9 is {reason}" in logged
     assert "resumed at step 6 from" in logged
-    actual = processes.tensors(tmp_path / "run", 9)
+    actual = processes.tensors(tmp_path / "run", 9)  # The run has replaced the corrupt files.
     for key in expected:
         np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["ckpt-3.index", "ckpt-3.data-00000-of-00001"])
-def test_run_with_only_an_incomplete_checkpoint_is_rejected_and_not_changed(
-    name, trained, run, tmp_path
+@pytest.mark.parametrize("fault", ["corrupt", "empty", "unreadable"])
+def test_run_whose_checkpoints_cannot_be_restored_is_rejected_and_not_changed(
+    fault, trained, run, tmp_path
 ):
     trained(3)
-    (tmp_path / "run" / name).rename(tmp_path / "copied later")
-    before = {path.name for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(
-        UserError, match=f"ckpt-3 is incomplete .{name} is missing.*Copy the missing file"
-    ):
-        run(train_steps=6)
-    assert before == {path.name for path in (tmp_path / "run").iterdir()}
-    (tmp_path / "copied later").rename(tmp_path / "run" / name)
+    index, data = (tmp_path / "run" / f"ckpt-3.{name}" for name in ("index", "data-00000-of-00001"))
+    shutil.copytree(tmp_path / "run", tmp_path / "backup")
+    if fault == "corrupt":
+        corrupt(index, "truncated")
+    elif fault == "empty":
+        corrupt(data, "empty")
+    else:
+        data.unlink()
+        # Reading the first byte of this file fails with an I/O error.
+        data.symlink_to("/proc/self/mem")
+    before = set((tmp_path / "run").rglob("*"))
+    message = f"ckpt-3 is {fault}" if fault == "corrupt" else "a file of ckpt-3 is"
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"--model_dir=.*{message}") as error:
+            run(train_steps=6)
+        assert "\n" not in str(error.value) and error.value.status == 2
+        assert before == set((tmp_path / "run").rglob("*"))
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "backup").rename(tmp_path / "run")
     assert "resumed at step 3" in run(train_steps=6)
+
+
+@pytest.mark.parametrize("fault", ["missing", "empty"])
+def test_run_that_was_killed_during_its_first_checkpoint_starts_again(
+    fault, trained, run, tmp_path
+):
+    trained(3)
+    expected = processes.tensors(tmp_path / "run", 3)
+    corrupt(tmp_path / "run" / "ckpt-3.index", fault)
+    assert "resumed" not in run(train_steps=3)
+    actual = processes.tensors(tmp_path / "run", 3)
+    for key in expected:
+        np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +171,6 @@ def test_save_keeps_checkpoints_of_later_steps(tmp_path):
 
 def test_preview_replaces_a_link_but_not_its_target(run, tmp_path):
     (tmp_path / "run").mkdir()
-    # An earlier attempt wrote this file.
-    (tmp_path / "run" / "flags.json").write_text('{"train_mode": "pretrain"}')
     (tmp_path / "photo.png").write_text("mine")
     (tmp_path / "run" / "views.png").symlink_to(tmp_path / "photo.png")
     run(train_steps=1)
@@ -187,46 +202,13 @@ def test_continuous_evaluation_skips_a_corrupt_checkpoint(trained, run, tmp_path
     }
 
 
-@pytest.mark.parametrize("fault", ["empty", "truncated", "flipped", "missing"])
+@pytest.mark.parametrize("fault", ["empty", "flipped", "missing"])
 def test_missing_or_corrupt_checkpoint_state_file_is_rewritten(fault, trained, run, tmp_path):
     trained(9)
     corrupt(tmp_path / "run" / "checkpoint", fault)
-    assert "resumed at step 9 from" in run()
-    assert checkpoint_files.latest_checkpoint(str(tmp_path / "run")).endswith("ckpt-9")
-    assert len(tf.train.get_checkpoint_state(str(tmp_path / "run")).all_model_checkpoint_paths) == 3
-
-
-def test_second_attempt_trains_from_scratch_if_all_checkpoints_are_corrupt(trained, run, tmp_path):
-    trained(3)
-    corrupt(tmp_path / "run" / "ckpt-3.index", "truncated")
-    with pytest.raises(
-        UserError,
-        match="ckpt-3 is corrupt .*no other complete checkpoint exists.*train from scratch",
-    ):
-        run(train_steps=3)
-    assert (
-        not (tmp_path / "run" / "ckpt-3.index").exists()
-        and (tmp_path / "run" / "damaged" / "ckpt-3" / "ckpt-3.index").exists()
-    )
-    assert "resumed" not in run(train_steps=3)
-
-
-def test_temporary_read_error_is_not_treated_as_corruption(trained, run, tmp_path):
-    trained(3)
-    data = tmp_path / "run" / "ckpt-3.data-00000-of-00001"
-    data.rename(tmp_path / "backup")
-    # Reading the first byte of this file fails with an I/O error.
-    data.symlink_to("/proc/self/mem")
-    before = set((tmp_path / "run").rglob("*"))
-    with pytest.raises(
-        UserError, match="ckpt-3 is temporarily unreadable .*Restore access"
-    ) as error:
-        run(train_steps=6)
-    assert "\n" not in str(error.value) and not (tmp_path / "run" / "damaged").exists()
-    assert before == set((tmp_path / "run").rglob("*"))
-    data.unlink()
-    (tmp_path / "backup").rename(data)
-    assert "resumed at step 3" in run(train_steps=6)
+    assert "resumed at step 9 from" in run(train_steps=12)
+    state = tf.train.get_checkpoint_state(str(tmp_path / "run"))
+    assert len(state.all_model_checkpoint_paths) == 4
 
 
 @pytest.mark.parametrize(
@@ -244,9 +226,13 @@ def test_seed_is_required_if_flags_json_is_unreadable(content, trained, run, tmp
 def test_only_temporary_files_of_killed_processes_are_deleted(trained, run, tmp_path):
     trained(3)
     shard, run_dir = "part-00000-of-00001.data-00000-of-00001", tmp_path / "run"
-    temporary_files = [f"ckpt-6_temp/{shard}", "flags.json.99.tmp", f"checkpoint.tmp{'0a' * 16}"]
+    temporary_files = [
+        f"ckpt-6_temp/{shard}",
+        "flags.json.99.simclr_tmp",
+        f"checkpoint.tmp{'0a' * 16}",
+    ]
     others = [
-        "result.json.98.tmp",
+        "result.json.98.simclr_tmp",
         f"ckpt-9_temp/{shard}",
         "ckpt-9_temp/notes.txt",
         "checkpoint.tmp1234/notes.txt",
@@ -259,11 +245,10 @@ def test_only_temporary_files_of_killed_processes_are_deleted(trained, run, tmp_
         (run_dir / name).parent.mkdir(exist_ok=True)
         (run_dir / name).write_text("half")
         # A recent file may be in use.
-        os.utime(run_dir / name, None if name == "result.json.98.tmp" else (0, 0))
-    logged = run(train_steps=3)
+        os.utime(run_dir / name, None if name == "result.json.98.simclr_tmp" else (0, 0))
+    run(train_steps=3)
     assert not any((run_dir / name).exists() for name in [*temporary_files, "ckpt-6_temp"])
     assert all((run_dir / name).read_text() == "half" for name in others)
-    assert "warning: ckpt-6 is incomplete and is ignored: ckpt-6.index is missing" in logged
 
 
 def test_corrupt_warm_start_checkpoint_is_rejected(trained, run, tmp_path):
@@ -442,8 +427,7 @@ def test_fifos_are_not_opened(name, trained, tmp_path):
     (tmp_path / "run" / name).unlink()
     os.mkfifo(tmp_path / "run" / name)
     if name.startswith("ckpt"):
-        with pytest.raises(UserError, match="ckpt-3 is incomplete"):
-            checkpoint_files.repair(str(tmp_path / "run"))
+        assert not checkpoint_files.list_steps(str(tmp_path / "run"))
         with pytest.raises(UserError, match="not a regular file|no such checkpoint"):
             weight_files.open_weights(str(tmp_path / "run" / "ckpt-3"))
     else:
@@ -626,62 +610,36 @@ def test_directory_of_another_run_is_not_modified(module, function, trained, tmp
     }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "flags.json",
-        "classes.json",
-        "data.json",
-        "views.png",
-        "gallery.html",
-        "train.lock",
-        "images.json",
-        "result.json",
-        "result_7.json",
-    ],
-)
-def test_new_run_does_not_overwrite_user_files(name, run, tmp_path):
+def test_run_in_a_directory_with_other_files_replaces_only_its_own_names(run, tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / name).write_text('{"mine": 1}')
-    with pytest.raises(
-        UserError, match=f"{name} (was not written by a run|was not written by this program)"
-    ):
-        run(train_steps=1)
-    assert (tmp_path / "run" / name).read_text() == '{"mine": 1}'
+    own, other = ("flags.json", "views.png", "train.lock", "result.json"), ("notes.txt", "a.index")
+    for name in own + other:
+        (tmp_path / "run" / name).write_text('{"mine": 1}')
+    run(train_steps=1, mode="train_then_eval")
+    files = [path for path in (tmp_path / "run").iterdir() if path.is_file()]
+    kept = {path.name for path in files if b"mine" in path.read_bytes()}
+    assert kept == set(other)
 
 
-@pytest.mark.parametrize("file_type", ["binary", "FIFO", "directory"])
-def test_lock_file_that_is_not_text_is_rejected(file_type, tmp_path):
-    if file_type == "binary":
-        (tmp_path / "train.lock").write_bytes(b"\xff\x00" * 9999)
-    else:
-        (os.mkfifo if file_type == "FIFO" else os.mkdir)(tmp_path / "train.lock")
-    with pytest.raises(
-        UserError,
-        match="--model_dir=.*train.lock (was not written by this program|cannot be opened)",
-    ):
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("notes.txt")])
+def test_lock_that_is_not_a_regular_file_is_rejected(make, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    make(tmp_path / "train.lock")
+    with pytest.raises(UserError, match="--model_dir=.*train.lock cannot be opened"):
         Lock(str(tmp_path))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_links_with_the_names_of_temporary_files_are_kept(tmp_path):
     (tmp_path / "elsewhere").mkdir()
-    for name in ("ckpt-7_temp", "flags.json.9.tmp"):
+    for name in ("ckpt-7_temp", "flags.json.9.simclr_tmp"):
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")
     run_directory.remove_temporary_files(str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {
         "elsewhere",
         "ckpt-7_temp",
-        "flags.json.9.tmp",
+        "flags.json.9.simclr_tmp",
     }
-
-
-def test_lock_does_not_follow_links(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "run" / "train.lock").symlink_to(tmp_path / "notes.txt")
-    with pytest.raises(UserError, match="train.lock cannot be opened"):
-        Lock(str(tmp_path / "run"))
-    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_evaluation_does_not_need_the_lock(run, tmp_path):

@@ -1,6 +1,7 @@
 """Tests of the comparison with the paper's findings: confidence intervals, verdicts, and the paper's differences."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -18,15 +19,14 @@ def table(num_runs, num_seeds):
         + random.normal(size=num_seeds)
         + random.normal(size=[num_runs, num_seeds])
     )
-    return {str(run): dict(enumerate(row.tolist(), 1)) for run, row in enumerate(values)}
+    names = [str(run) for run in range(num_runs)]
+    return pd.DataFrame(values, names, range(1, num_seeds + 1))
 
 
 def test_the_interval_for_two_runs_equals_the_paired_t_interval_of_scipy():
     values = table(2, 5)
     difference, half_width = findings.fit(values, ("0", "1")).compare(("0",), ("1",))
-    test = stats.ttest_rel(
-        list(values["0"].values()), list(values["1"].values())
-    ).confidence_interval(0.95)
+    test = stats.ttest_rel(values.loc["0"], values.loc["1"]).confidence_interval(0.95)
     assert (difference - half_width, difference + half_width) == pytest.approx(
         (test.low, test.high)
     )
@@ -48,7 +48,7 @@ def test_intervals_equal_those_of_a_linear_model_with_dummy_variables(higher, lo
         ],
         float,
     )
-    results = [values[str(run)][seed] for run, seed in pairs]
+    results = [values.loc[str(run), seed] for run, seed in pairs]
     solution, (squares,), *_ = np.linalg.lstsq(design, results, rcond=None)
     freedom = len(results) - design.shape[1]
     contrast = np.zeros(design.shape[1])
@@ -66,27 +66,23 @@ def test_intervals_equal_those_of_a_linear_model_with_dummy_variables(higher, lo
 
 
 def test_the_seeds_common_to_the_compared_runs_and_the_runs_with_these_seeds_are_used():
-    values = {
-        "a": {1: 40.0, 2: 41.0, 3: 45.0},
-        "b": {1: 42.0, 2: 44.0},
-        "one seed": {1: 40.0},
-        "diverged": {},
-        "c": {1: 30.0, 2: 31.0, 4: 32.0},
-    }
+    values = pd.DataFrame(
+        {
+            "a": {1: 40.0, 2: 41.0, 3: 45.0},
+            "b": {1: 42.0, 2: 44.0},
+            "one seed": {1: 40.0},
+            "seed 3": {3: 40.0},
+            "c": {1: 30.0, 2: 31.0, 4: 32.0},
+        }
+    ).T
     fit = findings.fit(values, ("a", "b"))
-    assert fit.means == {"a": 40.5, "b": 43.0, "c": 30.5} and (
-        fit.num_seeds,
-        fit.degrees_of_freedom,
-    ) == (2, 2)
+    assert fit.means.to_dict() == {"a": 40.5, "b": 43.0, "c": 30.5}
+    assert (fit.num_seeds, fit.degrees_of_freedom) == (2, 2)
     assert findings.fit(values, ("a", "one seed")).num_seeds == 1
-    assert findings.fit(values, ("a", "diverged")) is None
-    values = {"a": {1: 40.0, 3: 41.0}, "b": {1: 42.0, 2: 44.0}}
-    fit = findings.fit(values, ("a", "b"))
-    assert fit.num_seeds == 1 and fit.compare(("a",), ("b",)) == (-2.0, None)
-    assert (
-        findings.fit({"a": {1: 40.0}, "b": {2: 42.0}}, ("a", "b")) is None
-        and findings.fit({}, ("a",)) is None
-    )
+    assert findings.fit(values, ("b", "seed 3")) is None
+    assert findings.fit(values, ("a", "missing")) is None
+    fit = findings.fit(values.loc[["a", "seed 3"]], ("a", "seed 3"))
+    assert fit.num_seeds == 1 and fit.compare(("a",), ("seed 3",)) == (5.0, None)
 
 
 @pytest.mark.parametrize(
@@ -158,37 +154,38 @@ def test_paper_differences_match_manual_calculation(name, text, difference):
     assert findings.paper_difference(name, finding) == difference
 
 
-def rows(results, column="accuracy"):
-    """Returns rows, as `results.rows_of` does, for a dict that maps runs to lists with one result per seed.
+def rows(results, **columns):
+    """Returns a table as `results.table` does, for a dict that maps runs to lists with one accuracy per seed.
 
-    The result is None if the seed diverged, and `...` if it is not finished.
+    The accuracy is None if the seed diverged, and `...` if it is not finished. `columns` maps the
+    titles of other columns to such dicts.
     """
-    return [
-        {
-            "run": run,
-            "seed": seed,
-            "status": "diverged" if value is None else None,
-            "_measures": {column: value},
-        }
-        for run, values in results.items()
-        for seed, value in enumerate(values, 1)
-        if value is not ...
-    ]
+    measures = ["accuracy", "logistic regression on g(h)", "contrastive accuracy", "h", "g(h)"]
+    table = pd.DataFrame(
+        [
+            (run, seed, "diverged" if value is None else None, value)
+            for run, values in results.items()
+            for seed, value in enumerate(values, 1)
+            if value is not ...
+        ],
+        columns=["run", "seed", "status", "accuracy"],
+    ).reindex(columns=["run", "seed", "status", *measures])
+    for title, values in columns.items():
+        table[title] = [values[run][seed - 1] for run, seed in zip(table["run"], table["seed"])]
+    return table.astype(dict.fromkeys(measures, float))
 
 
 def test_findings_are_compared_with_our_results():
     accuracies = {"with": [0.46, 0.45, 0.47], "without": [0.44, 0.43, 0.449]}
     (entry,) = findings.compare("flip", rows(accuracies), "small")
     interval = stats.ttest_rel(accuracies["with"], accuracies["without"]).confidence_interval()
-    assert (entry["low"], entry["high"]) == pytest.approx((100 * interval.low, 100 * interval.high))
-    assert (entry["paper"], entry["verdict"]) == ("+1.1", SHOWS)
-    assert entry["difference"] == pytest.approx(2.033, abs=1e-3)
+    assert (entry.low, entry.high) == pytest.approx((100 * interval.low, 100 * interval.high))
+    assert (entry.paper, entry.verdict) == ("+1.1", SHOWS)
+    assert entry.difference == pytest.approx(2.033, abs=1e-3)
     (entry,) = findings.compare("flip", rows({"with": [0.46], "without": [0.44, 0.43]}), "small")
-    assert (entry["verdict"], entry["low"]) == ("one seed", None) and entry[
-        "difference"
-    ] == pytest.approx(2)
+    assert (entry.verdict, entry.low) == ("one seed", None) and entry.difference == pytest.approx(2)
     (entry,) = findings.compare("flip", rows({"with": [0.46]}), "small")
-    assert (entry["verdict"], entry["difference"]) == ("not run", None)
+    assert (entry.verdict, entry.difference) == ("not run", None)
 
 
 @pytest.mark.parametrize(
@@ -200,28 +197,27 @@ def test_findings_are_compared_with_our_results():
         ({"with": [0.46, None], "without": [None, 0.44]}, "no common seed"),
         ({"with": [0.46], "without": [..., 0.44]}, "no common seed"),
         ({"with": [0.46, 0.45]}, "not run"),
-        ({}, "not run"),
     ],
 )
 def test_findings_without_intervals_state_the_reason(accuracies, expected):
     (entry,) = findings.compare("flip", rows(accuracies), "small")
-    assert (entry["verdict"], entry["low"]) == (expected, None)
+    assert (entry.verdict, entry.low) == (expected, None)
 
 
 def test_unfinished_seeds_of_other_runs_do_not_affect_a_finding():
     accuracies = {"1": [0.46, 0.45, 0.47], "1/8": [0.44, 0.43, 0.449]}
     others = {"1/2": [0.4], "1 + blur": [None, None, None], "AutoAugment": [0.42, 0.43, ...]}
     entries = {
-        entry["finding"].text: entry
+        entry.finding.text: entry
         for entry in findings.compare("color", rows(accuracies | others), "small")
     }
     entry = entries["strength 1 is better than 1/8"]
     interval = stats.ttest_rel(accuracies["1"], accuracies["1/8"]).confidence_interval()
-    assert (entry["low"], entry["high"]) == pytest.approx((100 * interval.low, 100 * interval.high))
-    assert entries["strength 1/2 is better than 1/8"]["verdict"] == "one seed"
-    assert entries["blur helps at strength 1"]["verdict"] == "diverged"
-    model = entries["color distortion of strength 1 is better than AutoAugment"]["fit"]
-    assert model.num_seeds == 2 and set(model.means) == {"1", "1/8", "AutoAugment"}
+    assert (entry.low, entry.high) == pytest.approx((100 * interval.low, 100 * interval.high))
+    assert entries["strength 1/2 is better than 1/8"].verdict == "one seed"
+    assert entries["blur helps at strength 1"].verdict == "diverged"
+    model = entries["color distortion of strength 1 is better than AutoAugment"].fit
+    assert model.num_seeds == 2 and set(model.means.index) == {"1", "1/8", "AutoAugment"}
 
 
 def test_results_on_g_of_h_are_compared_with_those_on_h_of_the_same_runs():
@@ -232,50 +228,36 @@ def test_results_on_g_of_h_are_compared_with_those_on_h_of_the_same_runs():
         }
         for size in (32, 128)
     }
-    heads = [
-        {
-            "run": run,
-            "seed": seed,
-            "status": None,
-            "_measures": {"accuracy": first, "logistic regression on g(h)": second},
-        }
-        for run, by_seed in measures.items()
-        for seed, (first, second) in by_seed.items()
-    ]
+    first, second = (
+        {run: [pair[index] for pair in by_seed.values()] for run, by_seed in measures.items()}
+        for index in (0, 1)
+    )
+    heads = rows(first, **{"logistic regression on g(h)": second})
     entry = next(
         entry
         for entry in findings.compare("heads", heads, "small")
-        if "h is better" in entry["finding"].text
+        if "h is better" in entry.finding.text
     )
     expected = 100 * np.mean(
         [first - second for by_seed in measures.values() for first, second in by_seed.values()]
     )
-    assert (
-        entry["difference"] == pytest.approx(expected) and entry["fit"].degrees_of_freedom == 3 * 2
-    )
-    probes = [
-        {
-            "run": "rotation",
-            "seed": 1,
-            "status": None,
-            "_measures": {"accuracy": 0.4, "_h": 0.7, "_g(h)": 0.3},
-        }
-    ]
+    assert entry.difference == pytest.approx(expected) and entry.fit.degrees_of_freedom == 3 * 2
+    probes = rows({"rotation": [0.4]}, h={"rotation": [0.7]}, **{"g(h)": {"rotation": [0.3]}})
     entry = next(
         entry
         for entry in findings.compare("probes", probes, "small")
-        if entry["difference"] is not None
+        if entry.difference is not None
     )
-    assert entry["difference"] == pytest.approx(40) and "rotation" in entry["finding"].text
+    assert entry.difference == pytest.approx(40) and "rotation" in entry.finding.text
 
 
 def test_findings_without_runs_at_a_scale_are_omitted():
-    assert {entry["finding"].text for entry in findings.compare("networks", [], "small")} >= {
-        "doubling the width helps"
+    table = rows({"ResNet-10 (1x)": [0.4]})
+    assert "doubling the width helps" in {
+        entry.finding.text for entry in findings.compare("networks", table, "small")
     }
-    assert (
-        findings.compare("networks", [], "paper") == [] == findings.compare("designs", [], "small")
-    )
+    assert not findings.compare("networks", table, "paper")
+    assert not findings.compare("designs", table, "small")
 
 
 def test_metrics_are_modeled_separately():
@@ -285,18 +267,13 @@ def test_metrics_are_modeled_separately():
         if finding.metric == "contrastive accuracy"
     )
     runs = [*finding.higher, *finding.lower]
-    given = [
-        {
-            "run": run,
-            "seed": seed,
-            "status": None,
-            "_measures": {
-                "accuracy": 0.4 + 0.01 * index * seed,
-                "contrastive accuracy": 0.2 + 0.05 * (run in finding.higher),
-            },
-        }
-        for index, run in enumerate(runs)
-        for seed in (1, 2)
-    ]
+    given = rows(
+        {run: [0.4 + 0.01 * index, 0.4 + 0.02 * index] for index, run in enumerate(runs)},
+        **{
+            "contrastive accuracy": {
+                run: [0.2 + 0.05 * (run in finding.higher)] * 2 for run in runs
+            }
+        },
+    )
     entry = findings.compare("temperature", given, "small")[-1]
-    assert (entry["low"], entry["high"]) == pytest.approx((5, 5))
+    assert (entry.low, entry.high) == pytest.approx((5, 5))

@@ -121,7 +121,7 @@ def test_checkpoints_and_saved_models_are_loaded_with_their_training_image_size(
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
     assert common.load(path)[1] == 224
     run_directory.write_flags(str(tmp_path), config, [str(digit) for digit in range(10)])
-    saved_model = saving.export_to_model_dir(config, [str(digit) for digit in range(10)], path)
+    saved_model = saving.export_to_model_dir(config, str(tmp_path), path)
     for weights in (path, saved_model):
         loaded, size = common.load(weights)
         assert size == 8

@@ -1,10 +1,12 @@
 """Tests of `python -m paper.tables`: commands, resumed runs, runs shared by processes, and reports."""
 
 import csv
+import dataclasses
 import json
 import math
 import os
 import pathlib
+import re
 import shlex
 import signal
 import subprocess
@@ -17,8 +19,10 @@ import tensorflow as tf
 import config as config_lib
 import model as model_lib
 from checkpoints.lock import InUse, Lock
+from checkpoints.records import Record
 from config import Config
 from paper import figures, runner, schedule, studies, tables
+from paper.runner import Runner
 from runtime import signals
 from runtime.errors import JobFailed, Stopped, TrainingDiverged, UserError
 from runtime.paths import slug
@@ -31,24 +35,29 @@ from transfer import cli, tasks
 def test_commands_of_every_study_are_valid_and_distinct(name, scale, tmp_path):
     study = studies.STUDIES[name]
     assert study.small_names is None or set(study.small_names) <= {run.name for run in study.runs}
-    seen = set()
+    executor, seen = Runner("out", scale, dict(data_dir="x")), set()
     for run in study.runs_at(scale):
-        weights = "start" if run.starts_from else None
-        command = runner.command(run, scale, "out", weights, dict(data_dir="x"))
-        if command[0] == "run.py":
-            seen.add((run.starts_from, runner.config_of(command[1:]).replace(model_dir=None)))
+        executor.check(name, run)
+        (program, *arguments), *_ = executor.commands(run)
+        assert f"out/{scale}/resnet" in arguments[-1]
+        if program == "run.py":
+            seen.add((run.starts_from, runner.config_of(arguments).replace(model_dir=None)))
         else:
-            _, _, *arguments = command  # -m transfer
-            options = cli._parser().parse_args(arguments)
+            options = cli._parser().parse_args(arguments[1:])  # after -m transfer
             assert tasks.task_from_arguments(options) and options.data_dir == "x"
-            seen.add((run.starts_from, *arguments))
-        if run.starts_from is not None:
-            assert studies.find_run(run.starts_from).transfer is None
-    assert len(seen) == len(study.runs_at(scale))  # All runs of a study differ.
-    assert len({slug(run.name) for run in study.runs_at(scale)}) == len(seen)
+            seen.add((run.starts_from, *arguments[:-1]))
+        assert run.starts_from is None or studies.find_run(run.starts_from).transfer is None
+    # All runs of a study differ.
+    assert len(seen) == len({executor.directory(run) for run in study.runs_at(scale)})
+    assert len(seen) == len({slug(run.name) for run in study.runs_at(scale)})
 
 
 # ------------------------------------------------------------------------------------------------------------- runs
+
+
+def directory_of(base, *key, **extra):
+    """Returns the directory of a run at the small scale, given its study, name and seed."""
+    return pathlib.Path(Runner(str(base), "small", extra).directory(studies.find_run(key)))
 
 
 @pytest.fixture
@@ -75,11 +84,12 @@ def calls(monkeypatch):
 def test_finished_runs_are_not_repeated(calls, tmp_path, capsys):
     tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert len(calls) == 2 and "--data_dir=a b" in calls[0] and "--norandom_flip" in calls[1]
-    assert "2/2  flip, without: 0.5200" in capsys.readouterr().out
+    name = directory_of(tmp_path, "flip", "without").name
+    assert re.search(f"2/2  flip, without: 0.5200 .*, {name}", capsys.readouterr().out)
     tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert len(calls) == 2
     # Simulates an interrupted run.
-    (tmp_path / "small" / "flip" / "without" / "done.json").unlink()
+    (directory_of(tmp_path, "flip", "without") / "record.json").unlink()
     tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert calls[2] == calls[1]
 
@@ -92,9 +102,7 @@ def test_identical_runs_are_shared_between_studies(calls, tmp_path, capsys):
     assert len(calls) == 7 and "--norandom_flip" in calls[6]
     printed = capsys.readouterr().out
     assert "color, 1/2: 0.5300" in printed and "flip, with: 0.5300" in printed
-    shared = runner.read_done(tmp_path / "small" / "flip" / "with")
-    assert shared["arguments"] == runner.arguments(studies.find_run(("flip", "with")), "small")
-    assert shared["same_as"] == "small/color/1_2"
+    assert directory_of(tmp_path, "flip", "with") == directory_of(tmp_path, "color", "1/2")
     # Runs with different seeds are not shared.
     tables.main(["run", "temperature", f"--dir={tmp_path}", "--flags=--seed=2"])
     assert len(calls) == 13
@@ -105,58 +113,19 @@ def test_every_run_is_executed_with_each_seed_and_starts_from_the_run_with_the_s
 ):
     tables.main(["run", "few_labels", f"--dir={tmp_path}"])
     assert len(calls) == 6  # Two networks are pretrained. Each is fine-tuned twice.
-    before = {path: path.read_bytes() for path in tmp_path.rglob("done.json")}
     tables.main(["run", "few_labels", f"--dir={tmp_path}", "--seeds=3"])
-    assert (
-        len(calls) == 18
-        and before.items()
-        <= {path: path.read_bytes() for path in tmp_path.rglob("done.json")}.items()
-    )
+    assert len(calls) == 18
     for index, seed in ((6, 2), (12, 3)):
         assert all(f"--seed={seed}" in call for call in calls[index : index + 6])
     starts = {
         argument for call in calls[12:] for argument in call if argument.startswith("--checkpoint=")
     }
     assert starts == {
-        f"--checkpoint={tmp_path}/small/linear/ResNet-50__{width}x__seed_3" for width in (1, 2)
+        f"--checkpoint={directory_of(tmp_path, 'linear', f'ResNet-50 ({width}x)', 3)}"
+        for width in (1, 2)
     }
     printed = capsys.readouterr().out
     assert "12/12  few_labels, ResNet-50 (2x), 10 %, seed 3: 0." in printed
-    # The run with flips is identical to the pretraining of the smaller network.
-    tables.main(["run", "flip", f"--dir={tmp_path}", "--seeds=2"])
-    shared = runner.read_done(tmp_path / "small" / "flip" / "with_seed_2")
-    assert shared["same_as"] == "small/linear/ResNet-50__1x__seed_2"
-    assert shared["settings"] == runner.settings_of(studies.find_run(("flip", "with", 2)), "small")
-
-
-def test_results_of_other_studies_and_earlier_versions_are_reused(calls, tmp_path):
-    """Earlier versions stored repeated runs in the directories seeds/seed_1 to seeds/seed_3."""
-    tables.main(["run", "flip", f"--dir={tmp_path}", "--seeds=2"])
-    (tmp_path / "small" / "flip" / "with_seed_2").rename(tmp_path / "small" / "seed_2")
-    (tmp_path / "small" / "seeds").mkdir()
-    (tmp_path / "small" / "seed_2").rename(tmp_path / "small" / "seeds" / "seed_2")
-    tables.main(["run", "flip", f"--dir={tmp_path}", "--seeds=2"])
-    assert len(calls) == 4
-    assert (
-        runner.read_done(tmp_path / "small" / "flip" / "with_seed_2")["same_as"]
-        == "small/seeds/seed_2"
-    )
-
-
-def test_results_without_a_setting_that_was_added_later_are_accepted_and_shared(calls, tmp_path):
-    tables.main(["run", "flip", f"--dir={tmp_path}"])
-    for name in ("with", "without"):
-        directory = str(tmp_path / "small" / "flip" / name)
-        done = runner.read_done(directory)
-        del done["settings"]["semi_hard"]
-        runner.write_done(directory, done)
-    tables.main(["run", "flip", f"--dir={tmp_path}", "--seeds=3"])
-    assert len(calls) == 2 + 4  # Seed 1 is not repeated.
-    tables.main(["run", "--only=color/1_2", f"--dir={tmp_path}"])
-    assert len(calls) == 6
-    assert (
-        runner.read_done(str(tmp_path / "small" / "color" / "1_2"))["same_as"] == "small/flip/with"
-    )
 
 
 def test_transfer_starts_from_weights_pretrained_with_the_same_seed(calls, tmp_path):
@@ -164,29 +133,16 @@ def test_transfer_starts_from_weights_pretrained_with_the_same_seed(calls, tmp_p
     start, *transfers = calls[4:]
     assert "--seed=2" in start and len(transfers) == 3
     for call in transfers:
-        assert f"--checkpoint={tmp_path}/small/color/1_2_seed_2" in call
+        assert f"--checkpoint={directory_of(tmp_path, 'color', '1/2', 2)}" in call
         assert ("--seed=2" in call) == ("linear" not in call)  # Linear evaluation has no seed.
 
 
-@pytest.mark.parametrize(
-    "only, directories",
-    [("flip/with", ["with", "with_seed_2"]), ("flip/with_seed_2", ["with_seed_2"])],
-)
-def test_only_flag_selects_all_seeds_or_one_seed_of_a_run(only, directories, calls, tmp_path):
+@pytest.mark.parametrize("only, seeds", [("flip/with", {1, 2}), ("flip/with_seed_2", {2})])
+def test_only_flag_selects_all_seeds_or_one_seed_of_a_run(only, seeds, calls, tmp_path):
     tables.main(["run", "flip", f"--dir={tmp_path}", "--seeds=2", f"--only={only}"])
-    assert sorted(path.parent.name for path in tmp_path.rglob("done.json")) == directories
-
-
-def test_stored_runs_with_different_flags_are_rejected(calls, tmp_path, capsys):
-    tables.main(["run", "flip", f"--dir={tmp_path}"])
-    with pytest.raises(SystemExit) as error:
-        tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--seed=2"])
-    assert error.value.code == 2 and len(calls) == 2
-    message = capsys.readouterr().err
-    assert (
-        "the stored run has seed=1, not 2. Remove the directory, or use another --dir." in message
-    )
-    assert message.count("\n") == 1
+    assert {path.parent for path in tmp_path.rglob("record.json")} == {
+        directory_of(tmp_path, "flip", "with", seed) for seed in seeds
+    }
 
 
 @pytest.mark.parametrize(
@@ -229,7 +185,7 @@ def test_transfer_receives_its_own_flags_and_forwards_the_others_to_training():
     extra = config_lib.parse_settings(
         "--data_dir 'a b' --corrupt_images=skip --seed=3 --precision=float32"
     )
-    arguments = runner.command(run, "small", "out", "start", extra)
+    (arguments,) = Runner("out", "small", extra).commands(run)
     assert arguments[:3] == ["-m", "transfer", "finetune"]
     assert {
         "--data_dir=a b",
@@ -238,36 +194,37 @@ def test_transfer_receives_its_own_flags_and_forwards_the_others_to_training():
         "--flags=--precision=float32",
     } < set(arguments)
     linear = studies.find_run(("transfer", "linear, SimCLR, digits"))
-    _, *arguments = runner.command(linear, "small", "out", "start", extra)
+    ((_, *arguments),) = Runner("out", "small", extra).commands(linear)
     assert {"--data_dir=a b", "--corrupt_images=skip"} < set(arguments)
     assert not [argument for argument in arguments if argument.startswith(("--seed", "--flags"))]
 
 
 def test_probes_receive_the_data_flags_of_the_training_run():
-    run = next(run for study in studies.STUDIES.values() for run in study.runs if run.probes)
-    config = runner.config_of(["--data_dir=a b", "--corrupt_images=skip"])
-    assert "--flags='--data_dir=a b' --corrupt_images=skip" in runner.probe_command(
-        run, config, "out"
-    )
+    run = studies.find_run(("probes", "rotation"))
+    extra = dict(data_dir="a b", corrupt_images="skip")
+    _, command = Runner("out", "small", extra).commands(run)
+    assert "--flags='--data_dir=a b' --corrupt_images=skip" in command
+    # The probe is part of the run, so a run without it has another directory.
+    names = [
+        Runner("out", "small").directory_name(other)
+        for other in (run, dataclasses.replace(run, probe=None))
+    ]
+    assert names[0] != names[1]
 
 
-def test_stored_runs_are_rejected_if_their_recipe_has_changed(calls, tmp_path, capsys, monkeypatch):
-    tables.main(["run", "flip", f"--dir={tmp_path}"])
-    parse = runner.config_of
-    monkeypatch.setattr(
-        runner, "config_of", lambda arguments: parse([*arguments, "--train_epochs=5"])
-    )
-    with pytest.raises(SystemExit):
-        tables.main(["run", "flip", f"--dir={tmp_path}"])
-    assert (
-        "the stored run has train_epochs=4, not 5. Remove the directory" in capsys.readouterr().err
-    )
-
-
-def test_flags_without_effect_on_results_may_change(calls, tmp_path):
-    for flags in ("--data_dir=a", "--data_dir=b --log_seconds=60 --checkpoint_epochs=1"):
+def test_flags_without_effect_on_results_may_change_and_others_have_other_directories(
+    calls, tmp_path
+):
+    for flags in ("--data_dir=a", "--data_dir=b --checkpoint_epochs=1"):
         tables.main(["run", "flip", f"--dir={tmp_path}", f"--flags={flags}"])
     assert len(calls) == 2
+    tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--train_epochs=3"])
+    assert len(calls) == 4
+    for flags, num_rows in (("", 2), ("--train_epochs=3", 2), ("--train_epochs=2", 0)):
+        tables.main(["report", "flip", f"--dir={tmp_path}", f"--flags={flags}"])
+        assert (f"{num_rows} runs" in (tmp_path / "small" / "report.md").read_text()) == bool(
+            num_rows
+        )
 
 
 def test_flags_that_a_study_compares_cannot_be_overridden(calls, tmp_path, capsys):
@@ -312,47 +269,25 @@ def test_only_the_exit_status_marks_a_run_as_diverged(status, calls, tmp_path, m
     monkeypatch.setattr(runner, "_call", failing)
     with pytest.raises(SystemExit) as error:
         tables.main(["run", "flip", f"--dir={tmp_path}"])
-    assert error.value.code == 2 and not list(tmp_path.rglob("done.json"))
+    assert error.value.code == 2 and not list(tmp_path.rglob("record.json"))
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *hostile.HOSTILE.values(),
-        b'{"eval/lbfgs_top_1_accuracy": NaN}',
-        b'{"eval/lbfgs_top_1_accuracy": "0.5"}',
-        b'{"eval/lbfgs_top_1_accuracy": null}',
-        b'{"eval/lbfgs_top_1_accuracy": 1e999}',
-    ],
-)
-def test_corrupt_or_non_finite_results_cause_errors(content, calls, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        runner,
-        "_call",
-        lambda command, directory, _: pathlib.Path(directory, "result.json").write_bytes(content),
-    )
-    with pytest.raises(SystemExit) as error:
-        tables.main(["run", "flip", f"--dir={tmp_path}"])
-    message = capsys.readouterr().err
-    assert error.value.code == 2 and "result.json: " in message and message.count("\n") == 1
-    assert not list(tmp_path.rglob("done.json"))
-
-
-@pytest.mark.parametrize(
-    "content", [*hostile.HOSTILE.values(), b"{}", b'{"seconds": "x", "commits": 3}']
-)
-def test_corrupt_done_json_and_time_json_are_replaced(content, calls, tmp_path, capsys):
-    tables.main(["run", "flip", f"--dir={tmp_path}"])
-    directory = tmp_path / "small" / "flip" / "without"
-    before = json.loads((directory / "done.json").read_text())
-    for name in ("done.json", "time.json"):
+@pytest.mark.parametrize("content", hostile.HOSTILE.values())
+def test_corrupt_results_cause_errors(content, calls, tmp_path, monkeypatch, capsys):
+    for command in ("run", "report"):
+        directory = directory_of(tmp_path, "flip", "with")
+        directory.mkdir(parents=True, exist_ok=True)
+        name = "result.json" if command == "run" else "record.json"
         (directory / name).write_bytes(content)
-    tables.main(["report", "flip", f"--dir={tmp_path}"])
-    tables.main(["run", "flip", f"--dir={tmp_path}"])
-    assert len(calls) == 3
-    after = json.loads((directory / "done.json").read_text())
-    assert after["settings"] == before["settings"] and after["seconds"] < 60
+        monkeypatch.setattr(runner, "_call", lambda *_: None)
+        if command == "report" and not content:
+            continue  # An empty record counts as missing.
+        with pytest.raises(SystemExit) as error:
+            tables.main([command, "flip", f"--dir={tmp_path}"])
+        message = capsys.readouterr().err
+        assert error.value.code == 2 and name in message and message.count("\n") == 1
+        assert command == "report" or not list(tmp_path.rglob("record.json"))
 
 
 @pytest.mark.parametrize(
@@ -407,7 +342,7 @@ def test_unusable_directories_are_reported(calls, capsys):
 
 def test_the_version_is_unknown_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "/none")
-    assert runner.commit() is None
+    assert runner.commit() == ""
 
 
 def test_pretraining_runs_are_executed_once_and_shared_between_tables(calls, tmp_path, capsys):
@@ -422,10 +357,9 @@ def test_pretraining_runs_are_executed_once_and_shared_between_tables(calls, tmp
         next(argument for argument in call if argument.startswith("--checkpoint="))
         for call in fine_tuned
     ]
-    wide = tmp_path / "small" / "linear" / "ResNet-50__2x_"
     assert set(starts) == {
-        f"--checkpoint={tmp_path / 'small' / 'color' / '1_2'}",
-        f"--checkpoint={wide}",
+        f"--checkpoint={directory_of(tmp_path, *key)}"
+        for key in (("color", "1/2"), ("linear", "ResNet-50 (2x)"))
     }
 
 
@@ -436,19 +370,27 @@ def test_reports_for_one_scale_omit_runs_at_the_other_scale(calls, tmp_path, cap
     assert "Not run." in capsys.readouterr().out
 
 
-def test_recorded_seconds_and_commits_include_all_attempts(tmp_path, monkeypatch):
-    clock = iter([10.0, 30.0])
+def test_recorded_seconds_include_all_attempts(calls, tmp_path, monkeypatch):
+    clock = iter([10.0, 30.0, 30.0])
     monkeypatch.setattr(runner.progress, "stopwatch", lambda: lambda: next(clock))
-    monkeypatch.setattr(runner, "commit", iter(["one", "two"]).__next__)
-    with pytest.raises(UserError), runner._recording_time(str(tmp_path)):
+    executor, run, call = (
+        Runner(str(tmp_path), "small"),
+        studies.find_run(("flip", "with")),
+        runner._call,
+    )
+
+    def fail(*_):
         raise UserError("disk full")
-    with runner._recording_time(str(tmp_path)) as record:
-        pass
-    assert record == dict(seconds=40.0, commits=["one", "two"])
+
+    monkeypatch.setattr(runner, "_call", fail)
+    with pytest.raises(UserError):
+        executor.run("flip", run)
+    monkeypatch.setattr(runner, "_call", call)
+    assert executor.run("flip", run).seconds == 40.0
 
 
 def test_probes_use_the_trained_network_and_its_data_set(calls, tmp_path):
-    runner.Runner(str(tmp_path), "small", dict(data_dir="x")).run(
+    record = Runner(str(tmp_path), "small", dict(data_dir="x")).run(
         "probes", studies.find_run(("probes", "rotation"))
     )
     run, probes = calls
@@ -460,16 +402,13 @@ def test_probes_use_the_trained_network_and_its_data_set(calls, tmp_path):
         "--test_split=test",
         "--flags=--data_dir=x",
     } <= set(probes)
-    assert (
-        runner.read_done(tmp_path / "small" / "probes" / "rotation")["probes"]["rotation"]["h"]
-        == 0.7
-    )
+    assert record.results["probe/h"] == 0.7
 
 
 def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path, capsys):
     tables.main(["run", "color", f"--dir={tmp_path}"])
     capsys.readouterr()
-    tables.main(["report", "color", "flip", f"--dir={tmp_path}"])
+    tables.main(["report", "color", "losses", f"--dir={tmp_path}"])
     printed = capsys.readouterr().out
     assert "### Strength of color distortion, contrastive (Table 1)" in printed
     assert "Columns with the same value in all rows are omitted: minutes = 0.0." in printed
@@ -478,15 +417,12 @@ def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path
         " |\n| --- | --- | --- | --- | --- | --- |\n| 1/8 | 59.6 | 51.0 | -3.0 | -3.6 | yes |"
         in printed
     )
-    assert (
-        "### Random flips (Appendix A)\nThe paper's finding: flips help but are not essential. Not"
-        f" run. `python -m paper.tables run flip --scale=small --dir={tmp_path}` executes the runs."
-        in printed
-    )
+    command = f"python -m paper.tables run losses --scale=small --dir={tmp_path}"
+    assert f" Not run. `{command}` executes the runs." in printed
     with open(tmp_path / "small" / "color.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6 and rows[0]["run"] == "1/8" and float(rows[0]["accuracy"]) == 0.51
-    assert not (tmp_path / "small" / "flip.csv").exists()
+    assert not (tmp_path / "small" / "losses.csv").exists()
 
 
 @pytest.mark.parametrize(
@@ -520,16 +456,6 @@ signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(7
 print("training", flush=True)
 time.sleep(60)
 """
-
-
-def test_the_error_of_a_failed_run_contains_its_last_output_line(tmp_path):
-    with pytest.raises(
-        UserError, match=r"the run exited with status 2 \(run.py: error: disk full\). See .*run.log"
-    ):
-        runner._call(
-            ["-c", "import sys; print('at first\\nrun.py: error: disk full'); sys.exit(2)"],
-            str(tmp_path),
-        )
 
 
 def test_sigterm_is_forwarded_and_the_caller_waits_for_the_run_to_stop(tmp_path):
@@ -594,7 +520,7 @@ directory, name, *arguments = sys.argv[1:]
 
 def call(command, run_directory, _):
     start = next((argument.split("=")[1] for argument in command if argument.startswith("--checkpoint=")), None)
-    start_is_finished = start is None or os.path.exists(start + "/done.json")
+    start_is_finished = start is None or os.path.exists(start + "/record.json")
     settings = [argument for argument in command if not argument.startswith("--model_dir=")]
     with open(directory + "/executions", "a") as file:
         file.write(json.dumps([name, settings, start_is_finished]) + "\\n")
@@ -632,28 +558,31 @@ def test_two_processes_execute_every_run_once(tmp_path):
     assert len(executions) == len({tuple(settings) for _, settings, _ in executions}) == 12
     assert all(start_is_finished for _, _, start_is_finished in executions)
     assert all(
-        runner.read_done(runner.directory_of(tmp_path / "tables", "small", name, run))
+        (directory_of(tmp_path / "tables", name, run.name) / "record.json").exists()
         for name in names
         for run in studies.STUDIES[name].runs_at("small")
     )
 
 
-def _lock_file(key):
-    """Returns the path of a run's lock, relative to --dir."""
-    settings = runner.settings_of(studies.find_run(key), "small")
-    return f"small/locks/{runner.settings_digest(settings)}.lock"
+def lock(base, *key):
+    """Locks the directory of a run."""
+    directory = directory_of(base, *key)
+    directory.mkdir(parents=True)
+    return Lock(str(directory), "--dir", "run.lock")
 
 
 def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(
     calls, tmp_path, monkeypatch, capsys
 ):
-    (tmp_path / "small" / "locks").mkdir(parents=True)
+    # The run with flips has the same settings as the locked run.
+    directory = directory_of(tmp_path, "color", "1/2")
+    directory.mkdir(parents=True)
     code = (
         "import sys, time\nfrom checkpoints.lock import Lock\nlock = Lock(*sys.argv[1:])\nprint(1,"
         " flush=True)\ntime.sleep(60)"
     )
     other = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path), "--dir", _lock_file(("color", "1/2"))],
+        [sys.executable, "-c", code, str(directory), "--dir", "run.lock"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
     )
@@ -665,7 +594,6 @@ def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(
         other.communicate()
 
     monkeypatch.setattr(runner.time, "sleep", kill)
-    # The run with flips has the same settings as the locked run.
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     lines = capsys.readouterr().out.splitlines()
     assert f"postponed flip, with: flip, with is in progress in process {other.pid} on " in lines[0]
@@ -700,27 +628,13 @@ with Lock({str(tmp_path)!r}, "--dir", "run.lock") as lock:
 
 def test_runs_wait_for_the_run_that_they_start_from(calls, tmp_path, monkeypatch, capsys):
     key = ("linear", "ResNet-50 (2x)")
-    run, directory = studies.find_run(key), tmp_path / "small" / "linear" / "ResNet-50__2x_"
-    directory.mkdir(parents=True)
-    (tmp_path / "small" / "locks").mkdir()
-    with Lock(str(tmp_path), "--dir", _lock_file(key)) as lock:
+    with lock(tmp_path, *key) as held:
+        directory = directory_of(tmp_path, *key)
 
         def finish_run(seconds):
-            runner.write_done(
-                str(directory),
-                dict(
-                    arguments=runner.arguments(run, "small"),
-                    settings=runner.settings_of(run, "small"),
-                    seconds=1,
-                    results={runner.LBFGS: 0.5},
-                    probes={},
-                    commits=[],
-                    hardware="",
-                    diverged=False,
-                    same_as=None,
-                ),
-            )
-            lock.__exit__()
+            settings = Runner(str(tmp_path), "small").settings(studies.find_run(key))
+            Record(settings, {runner.LBFGS: 0.5}, False, 1.0, "", "").write(str(directory))
+            held.__exit__()
 
         monkeypatch.setattr(runner.time, "sleep", finish_run)
         tables.main(["run", "few_labels", f"--dir={tmp_path}"])
@@ -748,9 +662,7 @@ def test_a_run_is_not_repeated_if_another_process_finishes_it_before_the_lock(
         def __init__(self, *arguments):
             with monkeypatch.context() as patch:
                 patch.setattr(runner, "Lock", Lock)
-                runner.Runner(str(tmp_path), "small").run(
-                    "flip", studies.find_run(("flip", "with"))
-                )
+                Runner(str(tmp_path), "small").run("flip", studies.find_run(("flip", "with")))
             super().__init__(*arguments)
 
     monkeypatch.setattr(runner, "Lock", LateLock)
@@ -759,17 +671,16 @@ def test_a_run_is_not_repeated_if_another_process_finishes_it_before_the_lock(
 
 
 def test_waiting_for_other_processes_can_be_stopped(calls, tmp_path, monkeypatch):
-    (tmp_path / "small" / "locks").mkdir(parents=True)
     monkeypatch.setattr(runner.time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
     runs = [("flip", run) for run in studies.STUDIES["flip"].runs_at("small")]
     with (
-        Lock(str(tmp_path), "--dir", _lock_file(("flip", "with"))),
+        lock(tmp_path, "flip", "with"),
         signals.StopSignals(),
         pytest.raises(
             Stopped, match="stopped by SIGTERM: finished work is kept; run the same command again"
         ),
     ):
-        list(runner.Runner(str(tmp_path), "small").run_all(runs))
+        list(Runner(str(tmp_path), "small").run_all(runs))
     assert len(calls) == 1 and "--norandom_flip" in calls[0]
 
 
@@ -797,7 +708,7 @@ def test_printed_runner_commands_execute_all_runs_and_store_their_results(calls,
         assert len(calls) == count  # Each line is the command for one run.
     assert len(commands) == 24 and all("--data_dir=a b" in call for call in calls)
     assert all(
-        runner.read_done(runner.directory_of(tmp_path, "small", name, run.with_seed(seed)))
+        (directory_of(tmp_path, name, run.name, seed) / "record.json").exists()
         for name in ("color", "flip", "few_labels")
         for run in studies.STUDIES[name].runs_at("small")
         for seed in (1, 2)
@@ -860,28 +771,21 @@ def test_invalid_selections_of_runs_are_reported(arguments, message, calls, tmp_
 @pytest.mark.parametrize("scale", ["paper", "small"])
 def test_runs_are_scheduled_once_and_after_the_runs_that_they_start_from(scale):
     names = [name for name, study in studies.STUDIES.items() if study.runs_at(scale)]
+    executor = Runner("out", scale)
     for selection in (names, ["few_labels"], ["transfer"]):
-        scheduled = schedule.schedule(selection, scale)
-        assert [run.stage for run in scheduled] == sorted(run.stage for run in scheduled)
-        requested = [
-            (name, run.name, 1)
-            for name in selection
-            for run in studies.STUDIES[name].runs_at(scale)
-        ]
-        keys = [key for run in scheduled for key in (run.key, *run.identical)]
-        assert len(keys) == len(set(keys)) and set(requested) <= set(keys)
-        settings = [
-            json.dumps(runner.settings_of(studies.find_run(run.key), scale)) for run in scheduled
-        ]
-        assert len(settings) == len(set(settings))
-        stage_of = {run.key: run.stage for run in scheduled}
-        for run in scheduled:
-            start = studies.find_run(run.key).starts_from
-            assert run.stage == (1 if start is None else stage_of[run.weights] + 1)
-            if start is not None:
-                assert runner.settings_of(studies.find_run(start), scale) == runner.settings_of(
-                    studies.find_run(run.weights), scale
-                )
+        requested = schedule.runs_of(selection, scale)
+        scheduled = schedule.schedule(requested, executor)
+        assert [item.stage for item in scheduled] == sorted(item.stage for item in scheduled)
+        scheduled_names = [name for item in scheduled for name in item.names]
+        assert len(scheduled_names) == len(set(scheduled_names))
+        assert {schedule.name_of(*pair) for pair in requested} <= set(scheduled_names)
+        stage_of = {executor.directory(item.run): item.stage for item in scheduled}
+        assert len(stage_of) == len(scheduled)
+        for item in scheduled:
+            start = item.run.starts_from
+            assert item.stage == 1 + (
+                stage_of[executor.directory(studies.find_run(start))] if start else 0
+            )
 
 
 def test_commands_are_grouped_by_stage(capsys):
@@ -892,7 +796,8 @@ def test_commands_are_grouped_by_stage(capsys):
     assert lines[first] == "# stage 1 (8 runs): no dependencies"
     assert lines[second] == "# stage 2 (4 runs): start from the weights of stage 1"
     # The weights of `linear, ResNet-50 (1x)` come from an identical run of the color study.
-    starts = ["out/small/color/1_2", "out/small/linear/ResNet-50__2x_"] * 2
+    starts = [directory_of("out", *key) for key in (("color", "1/2"), ("linear", "ResNet-50 (2x)"))]
+    starts *= 2
     for start, line in zip(starts, lines[second + 1 :], strict=True):
         assert f"--checkpoint={start}" in shlex.split(line)
         assert any(f"--model_dir={start}" in shlex.split(other) for other in lines[:second])
@@ -919,13 +824,13 @@ def test_a_run_is_executed_and_probed(tmp_path, monkeypatch):
             proj_out_dim=16,
             eval_split="test[:64]",
         ),
-        probes=("rotation",),
+        probe="rotation",
     )
-    done = runner.Runner(str(tmp_path), "small").run("flip", run)
-    assert 0 <= runner.accuracy(done) <= 1 and done["seconds"] > 0 and done["commits"]
-    assert done["probes"]["rotation"]["majority_baseline"] == 0.25
+    record = Runner(str(tmp_path), "small").run("flip", run)
+    assert 0 <= runner.accuracy(record.results) <= 1 and record.seconds > 0
+    assert record.results["probe/majority_baseline"] == 0.25
     # ResNet-10 without its classifier
-    assert done["million_parameters"] == pytest.approx(4.9, abs=0.02)
+    assert record.results["million_parameters"] == pytest.approx(4.9, abs=0.02)
 
 
 def test_subcommands_list_studies_and_print_paper_results_and_commands():
@@ -943,10 +848,11 @@ def test_subcommands_list_studies_and_print_paper_results_and_commands():
     ).stdout
     comment, *lines = printed.splitlines()
     assert comment == "# stage 1 (2 runs): no dependencies" and len(lines) == 2
+    without = studies.find_run(("flip", "without"))
     assert shlex.split(lines[1])[2:] == [
         "--flagfile=paper/recipes/imagenet_paper.cfg",
         "--norandom_flip",
-        "--model_dir=runs/tables/paper/flip/without",
+        f"--model_dir={Runner('runs/tables', 'paper').directory(without)}",
     ]
     printed = subprocess.run(
         [*program, "commands", "probes"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -957,7 +863,7 @@ def test_subcommands_list_studies_and_print_paper_results_and_commands():
         [*program, "run", "B.5"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert failed.returncode == 2
-    assert "table=transfer_1x: no runs at the small scale. Use --scale=paper." in failed.stderr
+    assert "table=transfer_1x: no runs at the small scale. Use another scale" in failed.stderr
     failed = subprocess.run(
         [*program, "show", "flop"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -3,7 +3,6 @@
 import tracemalloc
 
 import numpy as np
-import pytest
 
 from probing import features, mlp
 
@@ -28,7 +27,6 @@ def test_mlp_separates_clusters_and_rings_but_not_noise():
 
 
 def test_memory_of_the_mlp_does_not_grow_with_the_number_of_examples(monkeypatch):
-    monkeypatch.setattr(mlp, "_BLOCK_ROWS", 1000)
     monkeypatch.setattr(mlp, "_MAX_EPOCHS", 1)
     random, file = np.random.default_rng(0), features.VectorFile()
     for _ in range(40):
@@ -39,25 +37,3 @@ def test_memory_of_the_mlp_does_not_grow_with_the_number_of_examples(monkeypatch
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 0.5 * vectors.nbytes
-
-
-@pytest.mark.parametrize("classes", [[0, 1, 2, 3] * 2, [0, 1, 2, 3] * 5, [0] * 20 + [1] * 20 + [2]])
-def test_training_sets_with_few_examples_per_class_are_supported(classes):
-    noise = np.random.default_rng(0).normal(size=(len(classes), 4))
-    examples = 10 * np.eye(4)[classes] + noise, np.array(classes)
-    assert mlp.mlp_accuracy(examples, examples) >= 0.9
-
-
-def test_training_stops_without_gains_and_the_best_network_is_tested(monkeypatch):
-    """The scripted validation accuracies are best in the second of five epochs. Each epoch has 90 training examples."""
-    num_epochs_seen, scripted = [], [0.5, 0.9, 0.8, 0.9, 0.7]
-
-    def accuracy(network, *_):
-        num_epochs_seen.append(network.t_ // 90)
-        return scripted[len(num_epochs_seen) - 1] if len(num_epochs_seen) <= len(scripted) else 0.25
-
-    monkeypatch.setattr(mlp, "_accuracy", accuracy)
-    monkeypatch.setattr(mlp, "_PATIENCE", 3)
-    vectors, classes = np.random.default_rng(0).normal(size=(100, 3)), np.arange(100) % 2
-    assert mlp.mlp_accuracy((vectors, classes), (vectors, classes)) == 0.25
-    assert num_epochs_seen == [1, 2, 3, 4, 5, 2]

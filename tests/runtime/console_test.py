@@ -215,7 +215,6 @@ def test_invalid_flag_files_are_reported_on_one_line(
         "best",
         "train",
         "saved_model",
-        "damaged",
         "ckpt-3",
         "result.json",
         "views.png",

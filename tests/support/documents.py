@@ -38,14 +38,18 @@ NOT_EXECUTED = {
     (
         "docs/pytorch.md",
         "from safetensors.torch import load_file",
-    ): "requires PyTorch; `make test-torch` executes the code of the model cards",
+    ): "requires PyTorch; `make test-torch` executes the code",
+    (
+        "docs/pytorch.md",
+        "import torch_resnet",
+    ): "requires PyTorch; `make test-torch` executes the code",
     ("docs/pytorch.md", "import torchvision"): "requires PyTorch, and downloads weights",
     ("docs/reliability.md", "python run.py ..."): "is not a complete command",
     ("docs/saved_models.md", "pip install"): "installs packages",
     ("docs/training.md", 'python -c "import wandb'): "requires Weights & Biases",
     (
         "benchmarks/README.md",
-        "python -m benchmarks.",
+        "python -m benchmarks ",
     ): "executed on small data by tests/benchmarks_test.py",
 }
 
@@ -145,8 +149,9 @@ def _additional_flags(words, data_dir):
         study = studies.find_studies(words[4])[0]
         run = schedule.name_of((study, studies.STUDIES[study].runs_at("small")[0].name))
         return [f"--only={run}", f"--flags=--data_dir={data_dir} {' '.join(SETTINGS)}"]
-    if words[1:3] == ["-m", "benchmarks.parity"]:
-        return ["--seeds=1", f"--flags={' '.join([*SETTINGS, *MODEL_SETTINGS])}"]
+    if words[1:3] == ["-m", "benchmarks"]:
+        flags = " ".join([*SETTINGS, *MODEL_SETTINGS])
+        return ["--sizes=4", "--rounds=1", "--calls=2", f"--flags={flags}"]
     return []
 
 
@@ -155,7 +160,7 @@ def small_form(example, model_dir, data_dir):
 
     `run.py` trains a ResNet-10 for two steps with batch size 4 at 32 pixels, unless a checkpoint
     determines the network. Grid searches have one trial of two steps. `paper.tables run` executes
-    the first run of the table, and `benchmarks.parity` one seed.
+    the first run of the table, and `benchmarks` one size.
 
     Args:
       example: the example.

@@ -10,6 +10,8 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from checkpoints import checkpoint_files
+
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 # A step on digits takes 10 to 40 ms. An epoch has four steps, so most checkpoints are written
 # before an epoch ends.
@@ -66,14 +68,13 @@ def wait_until(condition, model_dir, process, seconds=120):
         time.sleep(0.02)
 
 
-def wait_for_checkpoint(model_dir, process, step=0):
-    """Waits until the process has written a checkpoint of a later step than `step`."""
-    wait_until(lambda: max(steps(model_dir), default=0) > step, model_dir, process)
-
-
-def steps(model_dir):
-    """Returns the steps of the complete checkpoints in a directory, in ascending order."""
-    return sorted(int(path.stem[5:]) for path in pathlib.Path(model_dir).glob("ckpt-*.index"))
+def wait_for_checkpoint(model_dir, process, after=0):
+    """Waits until the process has written a checkpoint of a step later than `after`."""
+    wait_until(
+        lambda: max(checkpoint_files.list_steps(str(model_dir)), default=0) > after,
+        model_dir,
+        process,
+    )
 
 
 def tensors(model_dir, step):

@@ -28,8 +28,7 @@ def run(model_dir, given=(), with_export=False, **settings):
     """Calls `run.main` in the test process. The export is optional because it takes several seconds."""
     with pytest.MonkeyPatch.context() as patch:
         if not with_export:
-            for name in ("export_to_model_dir", "export_evaluated"):
-                patch.setattr(run_lib.saving, name, lambda *_: "not made")
+            patch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
         run_lib.main(Config(**{**TINY, "model_dir": str(model_dir), **settings}), given)
 
 

@@ -1,12 +1,12 @@
-"""Program that executes the PyTorch code in a model card, in a Python environment without TensorFlow.
+"""Program that executes documented PyTorch code, in a Python environment without TensorFlow.
 
-    python tests/support/torch_worker.py CARD.md IMAGES.npy LIBRARY OUT.npz
+    python tests/support/torch_worker.py DOCUMENT.md IMAGES.npy MODULE OUT.npz
 
-The images are float32 [n, height, width, 3]. LIBRARY is torchvision or timm. OUT.npz contains h
-and, if the card describes the heads, z and logits. If `stock:NAME` is given instead of CARD.md, the
-program builds the library's model NAME with random weights, and replaces its max pooling with the
-max pooling of this project. It then writes the weights to OUT.npz.safetensors and the logits to
-OUT.npz.
+Executes the code block of DOCUMENT.md that imports MODULE, in the directory of IMAGES.npy. The
+images are float32 [n, height, width, 3]. OUT.npz contains h and, if the code computes them, z and
+logits. If `stock:NAME` is given instead of DOCUMENT.md, the program builds the model NAME of
+torchvision or timm with random weights, and replaces its max pooling with the max pooling of this
+project. It then writes the weights to OUT.npz.safetensors and the logits to OUT.npz.
 """
 
 import importlib
@@ -48,10 +48,10 @@ def import_torchvision():
     return None
 
 
-def card_code(card, title):
-    """Returns the joined Python code blocks in the section `title` of a model card."""
-    match = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", card, re.DOTALL | re.MULTILINE)
-    return "" if match is None else "".join(re.findall(r"```python\n(.*?)```", match[1], re.DOTALL))
+def find_code(document, module):
+    """Returns the Python code block of a Markdown document that imports `module`."""
+    blocks = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+    return next(block for block in blocks if re.search(rf"^(from|import) {module}\b", block, re.M))
 
 
 def stock_network(name, library, path):
@@ -70,25 +70,24 @@ def stock_network(name, library, path):
 
 
 def main():
-    """Executes the model card or builds the stock model, and writes the outputs."""
-    source, images, library, out = sys.argv[1:]
+    """Executes the code or builds the stock model, and writes the outputs."""
+    source, images, module, out = sys.argv[1:]
     torch.set_num_threads(2)
-    operators = import_torchvision()  # noqa: F841
+    operators = import_torchvision() if module != "torch_resnet" else None  # noqa: F841
     variables = {"images": torch.from_numpy(np.load(images).transpose(0, 3, 1, 2).copy())}
     with torch.no_grad():
         if source.startswith("stock:"):
-            network = stock_network(source.removeprefix("stock:"), library, f"{out}.safetensors")
+            network = stock_network(source.removeprefix("stock:"), module, f"{out}.safetensors")
             network.maxpool = torch.nn.MaxPool2d(3, 2, ceil_mode=True)
-            variables["logits"] = network(variables["images"])
+            outputs = {"logits": network(variables["images"])}
         else:
             with open(source, encoding="utf-8") as file:
-                card = file.read()
-            os.chdir(os.path.dirname(source))
-            for title in (library, "Input", "Projection head", "Linear head"):
-                exec(card_code(card, title), variables)
-    np.savez(
-        out, **{name: variables[name].numpy() for name in ("h", "z", "logits") if name in variables}
-    )
+                document = file.read()
+            os.chdir(os.path.dirname(images))
+            sys.path.insert(0, ".")
+            exec(find_code(document, module), variables)
+            outputs = variables["outputs"] if module == "torch_resnet" else {"h": variables["h"]}
+    np.savez(out, **{name: value.numpy() for name, value in outputs.items()})
 
 
 if __name__ == "__main__":

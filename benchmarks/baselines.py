@@ -1,0 +1,301 @@
+"""Baselines: standard Keras, NumPy, SciPy and scikit-learn, the original's formulas, and recorded results.
+
+Each function returns an implementation for `measure.measure`, which receives a number of calls.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+from sklearn import linear_model, model_selection, neural_network, pipeline, preprocessing
+
+import objective
+import resnet as resnet_lib
+from benchmarks import inputs, programs
+from benchmarks.measure import repeated
+from benchmarks.programs import CLASSES, Implementation
+from probing import logistic_regression as linear
+from transfer import linear_evaluation
+
+_EETA = 0.001
+# Results of the original's code with TensorFlow 2.15.1, one value per seed.
+_ORIGINAL = {
+    "digits": {
+        "pretrained, logistic regression": [0.986],
+        "pretrained, nearest neighbors": [0.972],
+    },
+    "cifar10": {
+        "pretrained, logistic regression": [0.543, 0.540],
+        "pretrained, nearest neighbors": [0.480, 0.481],
+        "untrained, logistic regression": [0.339],
+        "untrained, nearest neighbors": [0.268],
+    },
+}
+
+
+def original_accuracies(name: str) -> Implementation:
+    """Returns the recorded accuracies of the original's code, means over the seeds."""
+    means = {key: statistics.mean(values) for key, values in _ORIGINAL[name].items()}
+    return lambda calls: means
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+def lars_updates(
+    variables: list[tf.Variable],
+    excluded: list[bool],
+    learning_rate: float = 0.1,
+    momentum: float = 0.9,
+    weight_decay: float = 1e-6,
+) -> Callable[[list[tf.Tensor]], None]:
+    """Returns a function of gradients that applies the original's formulas of LARS to the variables, one at a time.
+
+    `excluded` has a boolean per variable: no weight decay, and a trust ratio of 1.
+    """
+    slots = [tf.Variable(tf.zeros_like(variable)) for variable in variables]
+
+    def update(gradients):
+        for variable, grad, slot, is_excluded in zip(variables, gradients, slots, excluded):
+            trust_ratio = 1.0
+            if not is_excluded:
+                grad = grad + weight_decay * variable
+                norm, grad_norm = tf.norm(variable), tf.norm(grad)
+                positive = (norm > 0) & (grad_norm > 0)
+                trust_ratio = tf.where(positive, _EETA * norm / grad_norm, 1.0)
+            slot.assign(momentum * slot + learning_rate * trust_ratio * grad)
+            variable.assign_sub(slot)
+
+    return update
+
+
+def lars(depth: int) -> Implementation:
+    """An update of all variables of a network with `lars_updates`."""
+    variables, gradients, _ = programs.network_variables(depth)
+    update = lars_updates(variables, [variable.shape.rank <= 1 for variable in variables])
+    return repeated(tf.function(lambda: update(gradients), autograph=False))
+
+
+def _conv_norm(x, filters, size, strides=1, relu=True):
+    layers = keras.layers
+    x = layers.Conv2D(filters, size, strides, padding="same", use_bias=False)(x)
+    x = layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
+    return layers.ReLU()(x) if relu else x
+
+
+def keras_resnet(
+    depth: int, size: int, cifar_stem: bool = True, precision: str = "float32"
+) -> keras.Model:
+    """Builds a ResNet that returns projections and the logits of the linear head, both in float32.
+
+    Args:
+      depth: depth of the ResNet.
+      size: height and width of the images, in pixels.
+      cifar_stem: whether the first layer is a 3x3 convolution, rather than a 7x7 convolution with
+        max pooling.
+      precision: name of a Keras policy: float32, mixed_float16 or mixed_bfloat16.
+    """
+    keras.mixed_precision.set_global_policy(precision)
+    layers, (has_bottleneck, counts) = keras.layers, resnet_lib.DEPTHS[depth]
+    images = keras.Input([size, size, 3])
+    x = _conv_norm(images, 64, 3) if cifar_stem else _conv_norm(images, 64, 7, 2)
+    x = x if cifar_stem else layers.MaxPooling2D(3, 2, padding="same")(x)
+    for group, count in enumerate(counts):
+        for index in range(count):
+            filters, strides = 64 * 2**group, 2 if group and not index else 1
+            width = 4 * filters if has_bottleneck else filters
+            shortcut = x if index else _conv_norm(x, width, 1, strides, relu=False)
+            if has_bottleneck:
+                x = _conv_norm(_conv_norm(x, filters, 1), filters, 3, strides)
+            else:
+                x = _conv_norm(x, filters, 3, strides)
+            x = _conv_norm(x, width, 1 if has_bottleneck else 3, relu=False)
+            x = layers.ReLU()(layers.Add()([x, shortcut]))
+    keras.mixed_precision.set_global_policy("float32")
+    x = layers.GlobalAveragePooling2D()(tf.cast(x, tf.float32))
+    logits = layers.Dense(CLASSES)(tf.stop_gradient(x))
+    for _ in range(2):
+        x = layers.Dense(x.shape[-1], use_bias=False)(x)
+        x = layers.ReLU()(layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x))
+    x = layers.Dense(128, use_bias=False)(x)
+    z = layers.BatchNormalization(momentum=0.9, epsilon=1e-5, center=False)(x)
+    return keras.Model(images, [z, logits])
+
+
+def keras_loss(model: keras.Model, views: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of both losses for two views, each [n, h, w, 3], and labels [n]."""
+    projections, logits = model(tf.concat(views, 0), training=True)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.tile(labels, [2]), logits)
+    return objective.add_contrastive_loss(projections, True, 0.1)[0] + tf.reduce_mean(losses)
+
+
+def keras_step(batch: int, jit_compile: bool, **network: Any) -> Implementation:
+    """Training steps of plain Keras with LARS. With float16, the loss is not scaled."""
+    model = keras_resnet(**network)
+    variables = model.trainable_variables
+    update = lars_updates(variables, [variable.shape.rank <= 1 for variable in variables])
+    views, labels = programs.random_batch(batch, network["size"])
+
+    @tf.function(autograph=False, jit_compile=jit_compile)
+    def step():
+        with tf.GradientTape() as tape:
+            loss = keras_loss(model, views, labels)
+        update(tape.gradient(loss, variables))
+        return loss
+
+    @tf.function
+    def run_steps(calls):
+        loss = 0.0
+        for _ in tf.range(calls):
+            loss = step()
+        return loss
+
+    return lambda calls: float(run_steps(tf.constant(calls)))
+
+
+# ---------------------------------------------------------------------------------------------------------------- input
+
+
+def _maybe(probability, function, image):
+    return tf.cond(tf.random.uniform([]) < probability, lambda: function(image), lambda: image)
+
+
+def _jitter(image, strength):
+    """Applies brightness, contrast, saturation and hue in random order, which nested conditions select."""
+    low, high = max(1 - 0.8 * strength, 0.0), 1 + 0.8 * strength
+
+    def apply(index):
+        return tf.cond(
+            index < 2,
+            lambda: tf.cond(
+                index < 1,
+                lambda: image * tf.random.uniform([], low, high),
+                lambda: tf.image.random_contrast(image, low, high),
+            ),
+            lambda: tf.cond(
+                index < 3,
+                lambda: tf.image.random_saturation(image, low, high),
+                lambda: tf.image.random_hue(image, 0.2 * strength),
+            ),
+        )
+
+    order = tf.random.shuffle(tf.range(4))
+    for position in range(4):
+        image = tf.clip_by_value(apply(order[position]), 0.0, 1.0)
+    return image
+
+
+def original_view(image: tf.Tensor, size: int, strength: float) -> tf.Tensor:
+    """Returns one view [size, size, 3] of a uint8 image. `strength=0` disables color distortion.
+
+    The view has the properties that determine the original's cost: stateful random operators, the
+    conversion of the whole image to float for each view, and conditions for each step of the color
+    jitter.
+    """
+    image = tf.image.convert_image_dtype(image, tf.float32)
+    begin, extent, _ = tf.image.sample_distorted_bounding_box(
+        tf.shape(image),
+        tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
+        min_object_covered=0.1,
+        aspect_ratio_range=(3 / 4, 4 / 3),
+        area_range=(0.08, 1.0),
+        max_attempts=100,
+        use_image_if_no_bounding_boxes=True,
+    )
+    crop = tf.image.crop_to_bounding_box(image, begin[0], begin[1], extent[0], extent[1])
+    image = tf.image.resize(crop, [size, size], tf.image.ResizeMethod.BICUBIC)
+    image = tf.image.random_flip_left_right(image)
+    if strength > 0:
+        image = _maybe(0.8, lambda x: _jitter(x, strength), image)
+        image = _maybe(0.2, lambda x: tf.tile(tf.image.rgb_to_grayscale(x), [1, 1, 3]), image)
+    return tf.clip_by_value(tf.reshape(image, [size, size, 3]), 0.0, 1.0)
+
+
+def original_batches(flags: list[str]) -> tf.data.Dataset:
+    """Returns a dataset of (views [batch, size, size, 6], labels [batch])."""
+    config, _, records = programs.open_records(flags)
+
+    @tf.autograph.experimental.do_not_convert
+    def two_views(key, item, label):
+        is_encoded = item.dtype == tf.string
+        image = tf.io.decode_image(item, 3, expand_animations=False) if is_encoded else item
+        settings = config.image_size, config.color_jitter_strength
+        return tf.concat([original_view(image, *settings) for _ in range(2)], -1), label
+
+    dataset = records.map(two_views, tf.data.AUTOTUNE)
+    return dataset.batch(config.train_batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+
+def original_pipeline(flags: list[str]) -> Implementation:
+    """Batches of a reimplementation of the original's pipeline."""
+    return programs.batches_of(original_batches(flags))
+
+
+# ----------------------------------------------------------------------------------------------------------- evaluation
+
+
+def logistic_regression(count: int) -> Implementation:
+    """The models of the protocol `lbfgs` in scikit-learn, on examples in memory. Returns the accuracy."""
+    strengths = [1 / (0.8 * each * count) for each in linear.L2_PER_EXAMPLE_CHOICES]
+    one_split = model_selection.ShuffleSplit(1, test_size=0.2, random_state=0)
+    model = linear_model.LogisticRegressionCV(
+        Cs=strengths, cv=one_split, scoring="neg_log_loss", max_iter=300
+    )
+    return _probe(model, count, inputs.CLASSES)
+
+
+def mlp(count: int) -> Implementation:
+    """An epoch of a probe of Table 3 in scikit-learn, on examples in memory. Returns the accuracy."""
+    network = neural_network.MLPClassifier(256, early_stopping=True, max_iter=1)
+    return _probe(network, count, 2)
+
+
+def _probe(classifier, count, num_classes):
+    model = pipeline.make_pipeline(preprocessing.StandardScaler(), classifier)
+    test_set = inputs.in_memory(1000, num_classes)
+    model.fit(*test_set)  # Libraries allocate their buffers here.
+
+    def call():
+        model.fit(*inputs.in_memory(count, num_classes))
+        return float((model.predict(test_set[0]) == test_set[1]).mean())
+
+    return repeated(call)
+
+
+def search(count: int) -> Implementation:
+    """Neighbors and pairs as in `programs.search`, from the full similarity matrix. Returns the number of pairs."""
+    vectors = inputs.unit_vectors(count)
+
+    def call():
+        matrix = vectors @ vectors.T
+        np.fill_diagonal(matrix, -np.inf)
+        nearest = np.argpartition(-matrix, programs.NEIGHBORS, axis=1)[:, : programs.NEIGHBORS]
+        np.sort(np.take_along_axis(matrix, nearest, 1), axis=1)
+        return int(np.count_nonzero(matrix >= programs.THRESHOLD)) // 2
+
+    return repeated(call)
+
+
+def l2_path(path: str | None, count: int, threads: int | None) -> Implementation:
+    """Separate fits in scikit-learn. `threads` limits the threads of SciPy's BLAS. Returns the losses."""
+    vectors, labels = inputs.features(path, count)
+    centered = vectors - vectors.mean(0, dtype=np.float64)
+
+    def fits():
+        for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
+            model = linear_model.LogisticRegression(
+                C=1 / l2_of_sum, tol=linear.PATH_TOLERANCE, max_iter=linear.PATH_ITERATIONS
+            ).fit(centered, labels)
+            scores = model.decision_function(centered)
+            yield inputs.l2_loss(scores, model.coef_, labels, l2_of_sum)
+
+    def call():
+        with linear.scipy_blas_threads().limit(limits=threads):
+            return list(fits())
+
+    return repeated(call)

@@ -1,0 +1,267 @@
+"""Cases of the benchmarks as data: which implementations are compared, on which sizes and in which units."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+
+import config as config_lib
+
+_STEP = (
+    "--dataset=digits",
+    "--resnet_depth=18",
+    "--image_size=32",
+    "--nouse_blur",
+    "--train_steps=1000",
+    "--warmup_epochs=0",
+    "--learning_rate=0.01",
+    "--seed=1",
+)
+_CIFAR10 = (
+    "--mode=train_then_eval",
+    "--dataset=cifar10",
+    "--train_split=train[:20%]",
+    "--eval_split=test",
+    "--image_size=32",
+    "--stem=imagenet",
+    "--resnet_depth=18",
+    "--train_batch_size=256",
+    "--train_steps=200",
+    "--warmup_epochs=1",
+    "--learning_rate=0.1",
+    "--learning_rate_scaling=sqrt",
+    "--linear_head_learning_rate=0.1",
+    "--temperature=0.5",
+    "--color_jitter_strength=0.5",
+    "--nouse_blur",
+    "--eval_protocol=linear_head,lbfgs,knn",
+)
+_METRICS = ("eval/lbfgs_top_1_accuracy", "eval/knn_top_1_accuracy", "eval/label_top_1_accuracy")
+_CLASSIFIERS = ("logistic regression", "nearest neighbors")
+# Larger baselines do not fit in memory.
+_LARGEST_BASELINE = {"step": 1024, "loss": 2**14, "gallery": 10_000}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A comparison of two implementations.
+
+    Attributes:
+      name: text for the output and for --only.
+      ours: function and its arguments; see `measure.measure`.
+      baseline: the same for the baseline, or None.
+      units: keys of the measured values to print.
+      calls: number of timed calls per process.
+      warm_up: whether one call precedes the timed calls.
+      images: number of images per call.
+    """
+
+    name: str
+    ours: tuple[str, dict]
+    baseline: tuple[str, dict] | None
+    units: tuple[str, ...] = ("s", "MB")
+    calls: int = 1
+    warm_up: bool = False
+    images: int = 0
+
+
+def torch_python() -> str | None:
+    """Returns the Python interpreter for PyTorch, or None if there is none with PyTorch."""
+    found = sys.executable if importlib.util.find_spec("torch") else None
+    return os.environ.get("SIMCLR_TORCH_PYTHON", found)
+
+
+def step(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """training steps on SIZE images (--profile=DIR writes a profile of --calls steps)"""
+    flags = [*_STEP, f"--train_batch_size={size}", *options.flags]
+    if options.profile:
+        arguments = dict(flags=flags, directory=options.profile)
+        calls = options.calls or 10
+        yield Case("profile", ("programs.profiled_step", arguments), None, ("s",), calls)
+        return
+    config = config_lib.from_arguments(flags)
+    network = dict(
+        depth=config.resnet_depth,
+        size=config.image_size,
+        cifar_stem=config.cifar_stem,
+        precision=config.precision,
+        batch=size,
+    )
+
+    def ours(*more, with_input=False):
+        return "programs.step", dict(flags=[*flags, *more], with_input=with_input)
+
+    micro, one_batch = config.micro_batch_size or size // 4, ours("--micro_batch_size=0")
+    one_batch = one_batch if size <= _LARGEST_BASELINE["step"] else None
+    torch = {"PyTorch": None, "torch.compile": "inductor"} if torch_python() else {}
+    keras = dict(network, jit_compile=config.jit_compile)
+    for name, *forms in (
+        ("plain Keras", ours(), ("baselines.keras_step", keras)),
+        *(
+            (name, ours(), ("torch_step.step", dict(network, backend=backend)))
+            for name, backend in torch.items()
+        ),
+        ("mixed_bfloat16 and float32", ours("--precision=mixed_bfloat16"), ours()),
+        ("micro-batches and one batch", ours(f"--micro_batch_size={micro}"), one_batch),
+        ("with and without XLA", ours("--jit_compile"), ours("--nojit_compile")),
+        ("with input pipeline and without", ours(with_input=True), ours()),
+        (
+            "with and without --deterministic, with input pipeline",
+            ours("--deterministic", with_input=True),
+            ours(with_input=True),
+        ),
+    ):
+        units = ("images/s", "MB", "s to first result")
+        yield Case(f"{name}, batch {size}", *forms, units, 5, warm_up=True, images=size)
+
+
+def input_pipeline(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """input pipeline, batches of SIZE images of --flags=--dataset=..., and the original's pipeline"""
+    flags = ["--dataset=digits", f"--train_batch_size={size}", *options.flags]
+
+    def ours(*more):
+        return "programs.pipeline", dict(flags=[*flags, *more])
+
+    original = ("baselines.original_pipeline", dict(flags=flags))
+    decoding = ("programs.decoding", dict(flags=flags))
+    for name, *forms in (
+        ("two views", ours(), original),
+        ("--augment_on=device and host", ours("--augment_on=device"), ours()),
+        ("decoding alone", decoding, None),
+    ):
+        yield Case(name, *forms, ("images/s",), 50, warm_up=True, images=size)
+
+
+def loss(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """NT-Xent and its gradient for 2N = SIZE, in blocks of rows and with the whole matrix"""
+    for metrics in (False, True):
+        forms = [
+            ("programs.nt_xent", dict(size=size, metrics=metrics, blocked=blocked))
+            for blocked in (True, False)
+        ]
+        forms[1] = forms[1] if size <= _LARGEST_BASELINE["loss"] else None
+        name = f"2N={size}, with{'' if metrics else 'out'} metrics"
+        yield Case(name, *forms, calls=max(2**15 // size, 5), warm_up=True)
+
+
+def optimizer(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """update of all variables of a ResNet-SIZE with LARS, and with the original's formulas"""
+    forms = [(f"{module}.lars", dict(depth=size)) for module in ("programs", "baselines")]
+    yield Case(f"LARS, ResNet-{size}", *forms, ("s",), 15, warm_up=True)
+
+
+def evaluation_memory(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """peak memory of run.py after SIZE evaluations, and after a quarter of them"""
+    forms = [
+        ("programs.evaluations", dict(count=count, flags=options.flags))
+        for count in (size, max(size // 4, 1))
+    ]
+    yield Case(f"{size} evaluations", *forms, ("MB of run.py",))
+
+
+def logistic_regression(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """--eval_protocol=lbfgs on SIZE examples, and scikit-learn"""
+    yield _probe("logistic_regression", size)
+
+
+def mlp(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """an epoch of a probe of Table 3 on SIZE examples, and scikit-learn"""
+    yield _probe("mlp", size)
+
+
+def contrastive(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """--eval_protocol=contrastive for ResNet-50 and batches of SIZE images, and all at once"""
+    flags = ["--dataset=digits", "--image_size=224", "--seed=1", *options.flags]
+    forms = [
+        ("programs.contrastive", dict(flags=flags, count=size, at_once=at_once))
+        for at_once in (False, True)
+    ]
+    yield Case(f"{size} images", *forms)
+
+
+def gallery(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """search for similar vectors among SIZE, and in the full similarity matrix"""
+    case = _probe("search", size)
+    is_small = size <= _LARGEST_BASELINE["gallery"]
+    yield case if is_small else dataclasses.replace(case, baseline=None)
+
+
+def _probe(name, count):
+    forms = [(f"{module}.{name}", dict(count=count)) for module in ("programs", "baselines")]
+    return Case(f"{name}, {count:,} examples", *forms)
+
+
+def l2_path(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """linear evaluation with 45 l2 strengths on SIZE examples of --features, and separate fits"""
+    data = dict(count=size, path=options.features)
+    ours = ("programs.l2_path", dict(data, continued=True))
+    for name, baseline in (
+        ("our L-BFGS, zero initialization", ("programs.l2_path", dict(data, continued=False))),
+        ("scikit-learn", ("baselines.l2_path", dict(data, threads=None))),
+        ("scikit-learn, one BLAS thread", ("baselines.l2_path", dict(data, threads=1))),
+    ):
+        yield Case(f"{size} examples, {name}", ours, baseline, ("s",))
+
+
+def _data_sets(options, digits, cifar10):
+    """Yields the name and the flags of each data set that is available."""
+    yield "digits", [*digits, *options.flags]
+    if options.data_dir:
+        yield "cifar10", [*cifar10, f"--data_dir={options.data_dir}", *options.flags]
+
+
+def precision(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """accuracy of runs with seed SIZE in mixed_bfloat16 and in float32"""
+    digits = ("--flagfile=paper/recipes/digits.cfg", "--label_fraction=1")
+    for name, flags in _data_sets(options, digits, _CIFAR10):
+        forms = [
+            (
+                "programs.accuracies",
+                dict(
+                    flags=[*flags, f"--precision={dtype}", f"--seed={size}"],
+                    model_dir=f"{options.runs_dir}/{name}_{dtype}_{size}",
+                ),
+            )
+            for dtype in ("mixed_bfloat16", "float32")
+        ]
+        yield Case(f"{name}, seed {size}", *forms, _METRICS)
+
+
+def parity(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """accuracy of short runs with seed SIZE, and of the original's code"""
+    recipes = ([f"--flagfile=paper/recipes/parity_{name}.cfg"] for name in ("digits", "cifar10"))
+    for name, flags in _data_sets(options, *recipes):
+        ours = dict(
+            flags=[*flags, f"--seed={size}"],
+            model_dir=f"{options.runs_dir}/parity_{name}_{size}",
+            neighbors=10 if name == "digits" else 20,
+        )
+        forms = (
+            ("programs.frozen_accuracies", ours),
+            ("baselines.original_accuracies", {"name": name}),
+        )
+        units = [
+            f"{encoder}, {each}" for encoder in ("untrained", "pretrained") for each in _CLASSIFIERS
+        ]
+        yield Case(f"{name}, seed {size}", *forms, units)
+
+
+# name -> function of a size and the command-line options that yields cases, and default sizes
+BENCHMARKS = {
+    "step": (step, (128,)),
+    "input": (input_pipeline, (256,)),
+    "loss": (loss, tuple(2**power for power in range(9, 16))),
+    "optimizer": (optimizer, (18, 50)),
+    "evaluation_memory": (evaluation_memory, (200,)),
+    "logistic_regression": (logistic_regression, (100_000, 200_000)),
+    "mlp": (mlp, (100_000, 200_000)),
+    "contrastive": (contrastive, (128, 256, 512)),
+    "gallery": (gallery, (1_000, 10_000, 100_000)),
+    "l2_path": (l2_path, (1437,)),
+    "precision": (precision, (1, 2, 3)),
+    "parity": (parity, (1, 2, 3)),
+}

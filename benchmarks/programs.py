@@ -1,0 +1,380 @@
+"""Our implementations: the only module of the benchmarks that builds models, steps and input pipelines of SimCLR.
+
+Each function returns an implementation for `measure.measure`, which receives a number of calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+import config as config_lib
+import data
+import evaluate
+import metrics as metrics_lib
+import model as model_lib
+import objective
+import train
+from benchmarks import inputs
+from benchmarks.measure import repeated
+from checkpoints import restoring
+from checkpoints.run_directory import RunContext
+from inference import similarity
+from large_batch import blocked_nt_xent
+from probing import features
+from probing import logistic_regression as linear
+from probing import mlp as mlp_lib
+from runtime import child_processes, signals
+from sources import datasets
+from sources.source import Source
+from transfer import linear_evaluation
+
+NEIGHBORS, THRESHOLD = 24, 0.95
+CLASSES = 10
+_TEMPERATURE = 0.1
+_TUNING_SECONDS = 1.0  # in which tf.data tunes the parallelism of the original's pipeline
+# A network and data that are so small that only the number of evaluations matters.
+_TINY = (
+    "--dataset=digits",
+    "--resnet_depth=10",
+    "--image_size=8",
+    "--train_batch_size=32",
+    "--num_proj_layers=2",
+    "--proj_out_dim=16",
+    "--seed=1",
+    "--train_split=train[:64]",
+    "--eval_batch_size=90",
+)
+_ALL_PROTOCOLS = (
+    "--mode=eval",
+    "--eval_split=test[:180]",
+    "--eval_protocol=linear_head,lbfgs,knn,contrastive",
+    "--eval_baselines",
+    "--eval_projections",
+)
+
+Implementation = Callable[[int], Any]
+
+
+def machine() -> Implementation:
+    """Returns a dict with the processor, its cores, the GPUs and the software versions."""
+    gpus = tf.config.list_physical_devices("GPU")
+    processor, cores = child_processes.cpu_info()
+    names = [tf.config.experimental.get_device_details(gpu)["device_name"] for gpu in gpus]
+    versions = dict(python=platform.python_version(), tensorflow=tf.__version__)
+    line = dict(processor=processor, cores=cores, gpus=names, **versions)
+    return lambda calls: {"machine": line}
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+class _Repeat:
+    """An iterator that always returns the same batch, without copying it from the host."""
+
+    def __init__(self, *batch):
+        self._batch = batch
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self._batch
+
+
+def random_batch(batch: int, size: int) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
+    """Returns two random views, each [batch, size, size, 3], and labels [batch], in the memory of the device."""
+    views = tf.random.stateless_uniform([2, batch, size, size, 3], [1, 2])
+    return tuple(tf.unstack(views)), tf.random.stateless_uniform(
+        [batch], [1, 3], 0, CLASSES, tf.int64
+    )
+
+
+def run_context(config: config_lib.Config, source: Source) -> RunContext:
+    """Returns the context of a run in this process."""
+    strategy, stop = tf.distribute.get_strategy(), signals.StopSignals()
+    return RunContext(config, source, strategy, is_chief=True, stop=stop)
+
+
+def build(config: config_lib.Config) -> tuple[model_lib.Model, keras.optimizers.legacy.Optimizer]:
+    """Returns a model with deterministic initial weights, and its optimizer."""
+    keras.utils.set_random_seed(1)
+    model = model_lib.build_model(config, CLASSES)
+    schedule = model_lib.build_schedule(config, 50_000)
+    return model, model_lib.build_optimizer(config, schedule, model)
+
+
+def train_step(
+    config: config_lib.Config, model: model_lib.Model, optimizer: keras.optimizers.legacy.Optimizer
+) -> train.TrainStep:
+    """Returns a function that runs one step on (views, labels)."""
+    return train.TrainStep(model, optimizer, config, tf.distribute.get_strategy())
+
+
+def step(flags: list[str], with_input: bool = False) -> Implementation:
+    """Training steps on random views in the memory of the device or, with `with_input`, on the data of --dataset."""
+    config = config_lib.from_arguments(flags)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    run_steps = train.make_run_steps(train_step(config, *build(config)))
+    if with_input:
+        source = datasets.open_source(config.dataset, config.data_dir)
+        batches = iter(train.train_dataset(run_context(config, source), 0))
+    else:
+        batches = _Repeat(*random_batch(config.train_batch_size, config.image_size))
+    return lambda calls: float(run_steps(batches, tf.constant(calls))[0]["train/total_loss"])
+
+
+def profiled_step(flags: list[str], directory: str) -> Implementation:
+    """Training steps with the input pipeline, of which a TensorBoard profile is written to `directory`."""
+    run_steps = step(flags, with_input=True)
+    run_steps(1)
+
+    def profiled(calls):
+        with tf.profiler.experimental.Profile(directory):
+            return run_steps(calls)
+
+    return profiled
+
+
+def nt_xent(size: int, metrics: bool, blocked: bool) -> Implementation:
+    """NT-Xent and its gradient for `size` projections of 128 dimensions, in blocks or with the whole matrix."""
+
+    def form(z):
+        if blocked:
+            return blocked_nt_xent.contrastive_loss(z, True, _TEMPERATURE)
+        loss, logits_ab, labels = objective.add_contrastive_loss(z, True, _TEMPERATURE)
+        accuracy = metrics_lib.contrastive_accuracy(logits_ab, labels)
+        return loss, accuracy, metrics_lib.contrastive_entropy(logits_ab)
+
+    @tf.function(autograph=False)
+    def compute(z):
+        with tf.GradientTape() as tape:
+            tape.watch(z)
+            outputs = form(z)[: 3 if metrics else 1]
+        return outputs, tape.gradient(outputs[0], z)
+
+    compute(tf.ones([16, 128]))  # Libraries allocate their buffers here.
+    z = tf.random.stateless_normal([size, 128], [0, 0])
+
+    def call():
+        outputs, gradient = compute(z)
+        return [float(tensor) for tensor in (*outputs, tf.norm(gradient))]
+
+    return repeated(call)
+
+
+def network_variables(depth: int) -> tuple[list[tf.Variable], list[tf.Variable], Any]:
+    """Returns the variables of a network, random gradients, and its LARS optimizer.
+
+    The gradients are variables, since constants would be copied into the graphs.
+    """
+    model, optimizer = build(config_lib.Config(resnet_depth=depth))
+    gradients = [
+        tf.Variable(tf.random.stateless_normal(variable.shape, [0, index], stddev=1e-3))
+        for index, variable in enumerate(model.trainable_variables)
+    ]
+    return model.trainable_variables, gradients, optimizer
+
+
+def lars(depth: int) -> Implementation:
+    """An update of all variables of a network with LARS."""
+    variables, gradients, optimizer = network_variables(depth)
+
+    @tf.function(autograph=False)
+    def update():
+        optimizer.apply_gradients(zip(gradients, variables))
+
+    return repeated(update)
+
+
+# ---------------------------------------------------------------------------------------------------------------- input
+
+
+def open_records(flags: list[str]) -> tuple[config_lib.Config, Any, tf.data.Dataset]:
+    """Returns the settings, the source and an infinite dataset of (key, item, label), shuffled as in training."""
+    config = config_lib.from_arguments(flags)
+    source = datasets.open_source(config.dataset, config.data_dir)
+    split, megabytes = config.train_split, config.shuffle_buffer_mb
+    records = tf.data.Dataset.range(tf.int64.max).flat_map(
+        lambda epoch: source.records(split, epoch, buffer_mb=megabytes)
+    )
+    return config, source, records
+
+
+def batches_of(dataset: tf.data.Dataset) -> Implementation:
+    """Batches of a dataset, after one second in which batches are discarded."""
+    iterator, begin = iter(dataset), time.perf_counter()
+    while time.perf_counter() < begin + _TUNING_SECONDS:
+        next(iterator)
+    return lambda calls: [next(iterator) for _ in range(calls)] and None
+
+
+def pipeline(flags: list[str]) -> Implementation:
+    """Batches of our input pipeline."""
+    config, source, _ = open_records(flags)
+    return batches_of(data.build_train_dataset(config, source, 0, config.train_batch_size))
+
+
+def decoding(flags: list[str]) -> Implementation:
+    """Batches of one value per decoded image."""
+    config, source, records = open_records(flags)
+    decoded = records.map(
+        lambda key, item, label: tf.reduce_max(source.decode(item)[0, 0]), tf.data.AUTOTUNE
+    )
+    return batches_of(decoded.batch(config.train_batch_size).prefetch(2))
+
+
+# ----------------------------------------------------------------------------------------------------------- evaluation
+
+
+def evaluations(count: int, flags: list[str]) -> Implementation:
+    """A run.py process that evaluates `count` checkpoints with all protocols. All are links to the same file."""
+
+    def run(calls):
+        with tempfile.TemporaryDirectory() as model_dir:
+            settings = [*_TINY, f"--model_dir={model_dir}", *flags]
+            _run([*settings, "--train_steps=1"])
+            for step in range(2, count + 1):
+                for suffix in ("index", "data-00000-of-00001"):
+                    prefix = f"{model_dir}/ckpt-"
+                    os.link(f"{prefix}1.{suffix}", f"{prefix}{step}.{suffix}")
+            names = [f"ckpt-{step}" for step in range(1, count + 1)]
+            tf.compat.v1.train.update_checkpoint_state(model_dir, names[-1], names)
+            usage = _run([*settings, *_ALL_PROTOCOLS, f"--train_steps={count}"])
+            assert os.path.exists(f"{model_dir}/result_{count}.json")
+        return {"MB of run.py": usage.ru_maxrss / 1024}
+
+    return run
+
+
+def _run(flags):
+    """Executes run.py, whose output goes to stderr, and returns its resource usage."""
+    process = subprocess.Popen([sys.executable, "run.py", *flags], stdout=sys.stderr)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"run.py exited with status {os.waitstatus_to_exitcode(status)}")
+    return usage
+
+
+def accuracies(flags: list[str], model_dir: str) -> Implementation:
+    """A run, which is executed if it has no results yet. Returns the results."""
+
+    def run(calls):
+        path = f"{model_dir}/result.json"
+        if not os.path.exists(path):
+            _run([*flags, f"--model_dir={model_dir}"])
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+
+    return run
+
+
+def frozen_accuracies(flags: list[str], model_dir: str, neighbors: int) -> Implementation:
+    """A run, and the evaluation of its encoder before and after training with the protocol of docs/parity.md."""
+
+    def evaluated(calls):
+        _run([*flags, f"--model_dir={model_dir}"])
+        config = config_lib.from_arguments(flags)
+        source = datasets.open_source(config.dataset, config.data_dir)
+        keras.utils.set_random_seed(config.seed + 1)  # Training initializes weights with this seed.
+        model = model_lib.build_model(config, source.num_classes)
+        untrained = _classify(model, config, source, neighbors)
+        restoring.load_model(model, model_dir, "--runs_dir")
+        trained = _classify(model, config, source, neighbors)
+        results = {"untrained": untrained, "pretrained": trained}
+        return {f"{name}, {key}": results[name][key] for name in results for key in untrained}
+
+    return evaluated
+
+
+def _classify(model, config, source, num_neighbors):
+    """Returns the accuracies of both classifiers on the representations h of a model."""
+    from sklearn import linear_model, neighbors, pipeline, preprocessing
+
+    strategy, function = tf.distribute.get_strategy(), features.encoder_function(model)
+    train_set, test_set = (
+        features.extract(strategy, function, evaluate.eval_batches(config, source, split, strategy))
+        for split in (config.train_split, config.eval_split)
+    )
+    scaler = preprocessing.StandardScaler
+    regressions = [
+        pipeline.make_pipeline(scaler(), linear_model.LogisticRegression(C=c, max_iter=2000))
+        for c in (1e-3, 1e-2, 1e-1)
+    ]
+    knn = neighbors.KNeighborsClassifier(num_neighbors, metric="cosine", algorithm="brute")
+    return {
+        "logistic regression": max(
+            regression.fit(*train_set).score(*test_set) for regression in regressions
+        ),
+        "nearest neighbors": knn.fit(*train_set).score(*test_set),
+    }
+
+
+def _in_file(count, num_classes):
+    """Returns the vectors of `inputs.clusters` as a memory map, and their labels."""
+    file, labels = features.VectorFile(), []
+    for vectors, block_labels in inputs.clusters(count, num_classes):
+        file.append(vectors)
+        labels.append(block_labels)
+    return file.read("features"), np.concatenate(labels)
+
+
+def logistic_regression(count: int) -> Implementation:
+    """The protocol `lbfgs` on examples in a file. Returns the accuracy."""
+    return _probe(lambda *sets: linear.lbfgs_accuracy(*sets)["accuracy"], count, inputs.CLASSES)
+
+
+def mlp(count: int) -> Implementation:
+    """An epoch of a probe of Table 3 on examples in a file. Returns the accuracy."""
+    mlp_lib._MAX_EPOCHS = 1  # There is no setting, because only this benchmark changes it.
+    return _probe(mlp_lib.mlp_accuracy, count, 2)
+
+
+def _probe(function, count, num_classes):
+    test_set = _in_file(1000, num_classes)
+    function(test_set, test_set)  # Libraries allocate their buffers here.
+    return repeated(lambda: function(_in_file(count, num_classes), test_set))
+
+
+def contrastive(flags: list[str], count: int, at_once: bool) -> Implementation:
+    """The protocol `contrastive` for one batch, in parts or at once. Returns the loss."""
+    if at_once:  # There is no setting, because only this benchmark changes it.
+        evaluate._EMBEDDED_ROWS = count
+    sizes = [f"--eval_split=train[:{count}]", f"--eval_batch_size={count}"]
+    config = config_lib.from_arguments([*flags, *sizes])
+    model, _ = build(config)
+    source = datasets.open_source(config.dataset)
+    evaluator = evaluate.Evaluator(run_context(config, source), model)
+    return repeated(lambda: evaluator.contrastive(0)["eval/contrast_loss"])
+
+
+def search(count: int) -> Implementation:
+    """The search of the gallery. Returns the number of pairs that reach the threshold."""
+    similarity.search(inputs.unit_vectors(256), NEIGHBORS, THRESHOLD)
+    vectors = inputs.unit_vectors(count)
+    return repeated(lambda: similarity.search(vectors, NEIGHBORS, THRESHOLD).num_pairs)
+
+
+def l2_path(path: str | None, count: int, continued: bool) -> Implementation:
+    """Fits for all l2 strengths, each of which starts from the previous one or from zeros. Returns the losses."""
+    vectors, labels = inputs.features(path, count)
+
+    def fits():
+        fit = linear.LogisticPath(vectors, labels)
+        for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
+            fit = (fit if continued else linear.LogisticPath(vectors, labels)).fit(l2_of_sum)
+            yield inputs.l2_loss(fit.scores(vectors), fit.kernel, labels, l2_of_sum)
+
+    return repeated(lambda: list(fits()))

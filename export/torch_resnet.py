@@ -1,0 +1,162 @@
+"""The exported networks in PyTorch. This file requires only PyTorch and safetensors.
+
+    import torch_resnet
+    outputs = torch_resnet.load("encoder.safetensors")(images)
+
+`images` is float32 [n, 3, height, width], RGB, in [0, 1]. `outputs` is a dict of the representation
+`h` and, if the network has these heads, the projection `z` and the `logits` of the linear head.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from torch.nn import functional
+
+
+def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    """Returns a convolution without bias that is padded symmetrically."""
+    return nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
+
+
+class Block(nn.Module):
+    """A residual block with two 3x3 convolutions or, as a bottleneck, with 1x1, 3x3 and 1x1 convolutions."""
+
+    def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool, project: bool):
+        """Creates a block whose shortcut is a projection, if `project` is True, or the identity."""
+        super().__init__()
+        outputs = width * (4 if bottleneck else 1)
+        shapes = [(inputs, width, 3, stride), (width, width, 3)]
+        if bottleneck:
+            shapes = [(inputs, width, 1), (width, width, 3, stride), (width, outputs, 1)]
+        self.depth = len(shapes)
+        for index, shape in enumerate(shapes, 1):
+            self.add_module(f"conv{index}", convolution(*shape))
+            self.add_module(f"bn{index}", nn.BatchNorm2d(shape[1]))
+        self.downsample = nn.Identity()
+        if project:
+            self.downsample = nn.Sequential(
+                convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps [n, c, h, w] to [n, c', h / stride, w / stride]."""
+        outputs = inputs
+        for index in range(1, self.depth + 1):
+            outputs = outputs if index == 1 else torch.relu(outputs)
+            outputs = getattr(self, f"bn{index}")(getattr(self, f"conv{index}")(outputs))
+        return torch.relu(outputs + self.downsample(inputs))
+
+
+class ResNet(nn.Module):
+    """The encoder f. Its tensors are named as in the ResNets of torchvision and timm."""
+
+    def __init__(
+        self, bottleneck: bool, blocks: Sequence[int], width: int = 64, cifar_stem: bool = False
+    ):
+        """Creates a network with `blocks` blocks in each group, and `width` channels after the stem."""
+        super().__init__()
+        self.has_pooling = not cifar_stem
+        self.conv1 = convolution(3, width, 3) if cifar_stem else convolution(3, width, 7, 2)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.num_features = width
+        for group, count in enumerate(blocks):
+            layers = nn.Sequential()
+            for index in range(count):
+                stride = 2 if group and not index else 1
+                layers.append(
+                    Block(self.num_features, width * 2**group, stride, bottleneck, index == 0)
+                )
+                self.num_features = width * 2**group * (4 if bottleneck else 1)
+            self.add_module(f"layer{group + 1}", layers)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Maps images [n, 3, height, width] to representations [n, num_features]."""
+        outputs = torch.relu(self.bn1(self.conv1(images)))
+        if self.has_pooling:  # As in TensorFlow, even sizes are padded only at the end.
+            height, width = outputs.shape[2:]
+            padded = functional.pad(outputs, (width % 2, 1, height % 2, 1))
+            outputs = functional.max_pool2d(padded, 3, 2)
+        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+            outputs = layer(outputs)
+        return outputs.float().mean([2, 3])
+
+
+def projection_head(widths: Sequence[int]) -> nn.Sequential:
+    """Returns the projection head g for the sizes of its input and of the outputs of its layers."""
+    head = nn.Sequential()
+    for index, (inputs, outputs) in enumerate(zip(widths, widths[1:])):
+        is_last = index == len(widths) - 2
+        layer = OrderedDict(
+            linear=nn.Linear(inputs, outputs, bias=False),
+            bn=nn.BatchNorm1d(outputs),
+            relu=nn.Identity() if is_last else nn.ReLU(),
+        )
+        head.add_module(f"layer{index}", nn.Sequential(layer))
+    return head
+
+
+class Network(nn.Module):
+    """An encoder with its heads. A head is None if the network does not have it."""
+
+    def __init__(
+        self,
+        encoder: ResNet,
+        projection_head: nn.Sequential | None = None,
+        linear_head: nn.Linear | None = None,
+        num_layers: int = 0,
+    ):
+        """Creates the network. The linear head follows the first `num_layers` layers of the projection head."""
+        super().__init__()
+        self.encoder, self.num_layers = encoder, num_layers
+        self.projection_head, self.linear_head = projection_head, linear_head
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns a dict of `h` [n, c], `z` [n, d] and `logits` [n, classes]."""
+        outputs = {"h": self.encoder(images)}
+        if self.projection_head is not None:
+            outputs["z"] = self.projection_head(outputs["h"])
+        if self.linear_head is not None:
+            head = self.projection_head[: self.num_layers] if self.num_layers else nn.Identity()
+            outputs["logits"] = self.linear_head(head(outputs["h"]))
+        return outputs
+
+
+def load(path: str) -> Network:
+    """Returns the network in FILE.safetensors and its heads in the files next to it, in evaluation mode."""
+
+    def read(part):
+        name = path.removesuffix(".safetensors") + f"{part}.safetensors"
+        if part and not os.path.exists(name):
+            return {}, {}
+        with safe_open(name, "pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+
+    encoder, _ = read("")
+    blocks = [
+        sum(
+            name.startswith(f"layer{group}.") and name.endswith(".conv1.weight") for name in encoder
+        )
+        for group in range(1, 5)
+    ]
+    width, _, size, _ = encoder["conv1.weight"].shape
+    network = Network(ResNet("layer1.0.conv3.weight" in encoder, blocks, width, size == 3))
+    network.encoder.load_state_dict(encoder)
+    tensors, _ = read(".projection_head")
+    if tensors:
+        layers = [tensors[f"layer{index}.linear.weight"] for index in range(len(tensors) // 6)]
+        network.projection_head = projection_head(
+            [network.encoder.num_features, *(len(weight) for weight in layers)]
+        )
+        network.projection_head.load_state_dict(tensors)
+    tensors, metadata = read(".linear_head")
+    if tensors:
+        network.num_layers = int(metadata["num_projection_layers"])
+        network.linear_head = nn.Linear(*reversed(tensors["weight"].shape))
+        network.linear_head.load_state_dict(tensors)
+    return network.eval()
