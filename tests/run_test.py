@@ -564,7 +564,7 @@ def test_the_learning_rate_of_a_missing_linear_head_is_removed(tmp_path):
     )
     completed, lines = complete(config)
     assert completed.linear_head_learning_rate is None and not completed.has_linear_head
-    assert f"linear head: off ({tmp_path / 'images'} has no labels)" in lines
+    assert f"linear head: off ({config.dataset} has no labels)" in lines
     config = Config(**TINY, model_dir=str(tmp_path), lineareval_while_pretraining=False)
     assert "linear head: off (--nolineareval_while_pretraining)" in complete(config)[1]
 
