@@ -242,6 +242,11 @@ def test_documents_mention_only_existing_flags():
         "seeds",
         "runs_dir",
         "tfds_dir",
+        "only",
+        "profile",
+        "calls",
+        "rounds",
+        "sizes",
     }
     other_programs_flags |= {
         "array",

@@ -147,7 +147,7 @@ def _additional_flags(words, data_dir):
         word.startswith("--only") for word in words
     ):
         study = studies.find_studies(words[4])[0]
-        run = schedule.name_of((study, studies.STUDIES[study].runs_at("small")[0].name))
+        run = schedule.name_of(study, studies.STUDIES[study].runs_at("small")[0])
         return [f"--only={run}", f"--flags=--data_dir={data_dir} {' '.join(SETTINGS)}"]
     if words[1:3] == ["-m", "benchmarks"]:
         flags = " ".join([*SETTINGS, *MODEL_SETTINGS])
