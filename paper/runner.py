@@ -8,7 +8,6 @@ import json
 import math
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 import config as config_lib
 from checkpoints.lock import InUse, Lock
 from paper import studies
-from runtime import child_processes, console, progress, signals
+from runtime import child_processes, console, signals
 from runtime.errors import JobFailed, TrainingDiverged, UserError
 from runtime.paths import hashed_name
 
@@ -231,11 +230,11 @@ class Runner:
           errors.Stopped: the run was stopped. The same call resumes it.
         """
         # Imported here, because it loads TensorFlow, which other commands do not need.
-        from checkpoints.records import Record
+        from checkpoints import records
 
         directory = os.path.abspath(self.directory(run))
         os.makedirs(directory, exist_ok=True)
-        if record := Record.read(directory):
+        if record := records.Record.read(directory):
             return record
         try:
             lock = Lock(directory, "--dir", "run.lock")
@@ -244,45 +243,28 @@ class Runner:
         with lock:
             os.listdir(directory)  # NFS may hide files of other machines until the next listing.
             # Another process may have finished the run before this process locked it.
-            record = Record.read(directory)
+            record = records.Record.read(directory)
             if record is None:
                 start = run.starts_from
                 if start and self.run(start[0], studies.find_run(start)).diverged:
-                    results, seconds = None, 0.0
+                    results = None
                 else:
-                    results, seconds = self._execute(run, directory, lock)
-                record = Record(
-                    settings=self.settings(run),
-                    results=results or {},
-                    diverged=results is None,
-                    seconds=seconds,
-                    machine=hardware(),
-                    version=commit(),
-                )
-                record.write(directory)
+                    with records.timing(directory):
+                        results = self._execute(run, directory, lock)
+                settings = self.settings(run)
+                record = records.finish(directory, settings, results or {}, results is None)
         return record
 
     def _execute(self, run, directory, lock):
-        """Executes the programs of a run, which inherit its lock.
-
-        Returns:
-          The results, or None if training diverged, and the seconds that all attempts took.
-        """
-        from runtime import storage
-
-        path, elapsed = os.path.join(directory, "seconds.json"), progress.stopwatch()
-        before = storage.read_json(path, float, 0.0)
+        """Executes the programs of a run, which inherit its lock. Returns the results, or None if training diverged."""
         try:
             for command in dataclasses.replace(self, base=os.path.abspath(self.base)).commands(run):
                 _call(command, directory, lock.descriptors)
-            results = _read_results(run, directory)
         except JobFailed as error:
             if error.job_status != TrainingDiverged.status:
                 raise
-            results = None  # A retry would diverge, too.
-        finally:
-            storage.write_json(path, before + elapsed())
-        return results, round(before + elapsed(), 1)
+            return None  # A retry would diverge, too.
+        return _read_results(run, directory)
 
 
 def _quoted_flags(settings):
@@ -353,31 +335,6 @@ def count_parameters(directory: str) -> int:
         and "/.OPTIMIZER_SLOT/" not in name
         and "/moving_" not in name
     )
-
-
-def hardware() -> str:
-    """Returns one line with the processor, its number of cores, and the accelerators."""
-    import tensorflow as tf
-
-    kinds = [device.device_type for device in tf.config.list_physical_devices()]
-    processor, cores = child_processes.cpu_info()
-    accelerators = [f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds) - {"CPU"})]
-    return ", ".join([processor, f"{cores} core{'s' * (cores > 1)}", *accelerators])
-
-
-def commit() -> str:
-    """Returns the program's git version, or "" outside a repository. A trailing + indicates uncommitted changes."""
-    try:
-        git = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=10", "--dirty=+"],
-            cwd=_ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:  # Git is not installed.
-        return ""
-    return git.stdout.strip()
 
 
 def accuracy(results: dict) -> float | None:

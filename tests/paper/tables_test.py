@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import config as config_lib
 import model as model_lib
+from checkpoints import records
 from checkpoints.lock import InUse, Lock
 from checkpoints.records import Record
 from config import Config
@@ -342,7 +343,7 @@ def test_unusable_directories_are_reported(calls, capsys):
 
 def test_the_version_is_unknown_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "/none")
-    assert runner.commit() == ""
+    assert records.version() == ""
 
 
 def test_pretraining_runs_are_executed_once_and_shared_between_tables(calls, tmp_path, capsys):
@@ -606,6 +607,7 @@ def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(
 
 def test_programs_of_a_killed_process_keep_the_lock_of_their_run(tmp_path):
     code = f"""
+from checkpoints import records
 from checkpoints.lock import InUse, Lock
 from paper import runner
 with Lock({str(tmp_path)!r}, "--dir", "run.lock") as lock:
