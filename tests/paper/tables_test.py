@@ -607,7 +607,6 @@ def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(
 
 def test_programs_of_a_killed_process_keep_the_lock_of_their_run(tmp_path):
     code = f"""
-from checkpoints import records
 from checkpoints.lock import InUse, Lock
 from paper import runner
 with Lock({str(tmp_path)!r}, "--dir", "run.lock") as lock:
