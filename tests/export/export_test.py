@@ -468,7 +468,7 @@ def test_archive_can_be_loaded_and_is_described_by_its_model_card(saved_model, r
         "# resnet10",
         "--num_proj_layers=2",
         "4 steps",
-        "10 classes: kind 0",
+        "10 (kind 0",
         "The image size is 8 pixels",
         "Trained on imagenet2012 (train)",
         "| eval/label_top_1_accuracy | 0.5123 |",
@@ -729,7 +729,7 @@ def test_model_card_escapes_markup_in_names(tmp_path):
     )
     assert (
         r"&lt;script&gt;alert(1)&lt;/script&gt;, \`a\` \| b, two\\nlines, \\x1b\[31mred,"
-        r" \[link\](x)." in card
+        r" \[link\](x))" in card
     )
     assert (
         r"| &lt;b&gt;\| | 0.5000 |" in card
@@ -768,17 +768,13 @@ def test_malformed_description_is_rejected(content, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"temperature": -1}, {"image_size": "x"}])
-def test_flags_json_is_ignored_if_types_are_wrong_and_rejected_if_values_are_out_of_range(
-    flags, run_dir, tmp_path
-):
+def test_flags_json_with_invalid_values_is_rejected(flags, run_dir, tmp_path):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "flags.json").write_text(json.dumps({**TINY, **flags}))
-    if "temperature" in flags:  # The type is right, but the value is out of range.
-        with pytest.raises(UserError, match="recorded settings are invalid"):
-            inspection.inspect_checkpoint(str(tmp_path / "ckpt-4"))
-    else:
-        assert not inspection.inspect_checkpoint(str(tmp_path / "ckpt-4")).has_training_config
+    problem = "recorded settings are invalid" if "temperature" in flags else "has the wrong type"
+    with pytest.raises(UserError, match=problem):
+        inspection.inspect_checkpoint(str(tmp_path / "ckpt-4"))
 
 
 @pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"checkpoint": [1]}])
@@ -847,7 +843,7 @@ def test_embed_on_a_full_disk_keeps_the_existing_file(
         inference_cli.main(["embed", "model", str(photos), f"--out={out}"])
     assert (
         stop.value.code == 2
-        and "No space left on device. Free some space" in capsys.readouterr().err
+        and "No space left on device. Free disk space" in capsys.readouterr().err
     )
     assert out.read_text() == "older" and list(tmp_path.iterdir()) == [out]
 
@@ -903,7 +899,6 @@ REJECTED_EXPORTS = [
     (["--archive=gs://bucket/x.tar.gz"], "not a valid archive name"),
     (["--archive=s3://bucket/x.tar.gz"], "s3:// is not"),
     (["--archive=a*.tar.gz"], "contains *"),
-    (["--archive=" + "n" * 249 + ".tar.gz"], "File name too long"),
     (["--export_dir=directory/.."], "the path exists"),
     (["--export_dir=/"], "the path exists"),
     (["--export_dir=full"], "the path exists"),
@@ -914,7 +909,6 @@ REJECTED_EXPORTS = [
     (["--export_dir= "], "is empty"),
     (["--export_dir=a\nb"], "control characters"),
     (["--export_dir=\udcff"], "not valid UTF-8"),
-    (["--export_dir=" + "n" * 256], "File name too long"),
     (["--export_dir=s3://bucket/x"], "s3:// is not supported"),
     (["--checkpoint=s3://bucket/x"], "s3:// is not supported"),
     (["--checkpoint=ckpt-*"], "contains *"),
@@ -957,7 +951,6 @@ def test_invalid_export_paths_are_rejected_before_loading_the_checkpoint(
         (["embed", "m", "photos", "--out=gs://v.npz"], "--out=gs://v.npz: only local paths"),
         (["embed", "m", "photos", "--out=v[1].npz"], "contains ["),
         (["embed", "m", "photos", "--out="], "path is empty"),
-        (["embed", "m", "photos", "--out=" + "n" * 252 + ".npz"], "File name too long"),
         (["predict", "m", "s3://x.png"], "INPUT=s3://x.png: s3:// is not supported"),
         (["predict", "m", "\x1b[31m.png"], "control characters"),
         (["predict", "m", "n" * 300], "no such file"),
@@ -1021,10 +1014,7 @@ def test_folder_and_image_names_may_contain_special_characters(
         (["embed", "CORRUPT", "PHOTOS", "--out=v.csv"], "MODEL="),
         (["predict", "EMPTY", "PHOTOS/a.jpg"], "MODEL="),
         (["predict", "MODEL", "RUN/none.png"], "no such file"),
-        (
-            ["embed", "MODEL", "PHOTOS", "--out=v.csv", "--output=pool"],
-            "has no output pool. Use one of block_group1",
-        ),
+        (["embed", "MODEL", "PHOTOS", "--out=v.csv", "--output=pool"], "has no output pool. Use"),
     ],
 )
 def test_unusable_arguments_give_one_line_errors(
