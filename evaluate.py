@@ -318,6 +318,10 @@ class Evaluator:
                     " accuracy, or the checkpoint lacks parts of the model"
                 )
             is_best = self._is_chief and metric and results[metric] > best.get(metric, -1)
+            if is_best and os.path.islink(directory):
+                # Pruning would delete checkpoints at the link's target.
+                console.log(f"--keep_best: the weights are not kept, because {directory} is a link")
+                is_best = False
             if not workers.gather_integers([int(bool(is_best))], self._strategy).any():
                 return
             self._check()

@@ -259,14 +259,14 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
     """Reads a run's classes.json.
 
     Returns:
-      A tuple of the class names (None if the file is missing or the run has no classes) and whether
-      the task is multi-label.
+      A tuple of the class names (None if the file is missing or empty, or the run has no classes) and
+      whether the task is multi-label.
 
     Raises:
       UserError: the file is corrupt.
     """
     path = os.path.join(directory, CLASSES_FILE)
-    if not tf.io.gfile.exists(path):
+    if not tf.io.gfile.exists(path) or not tf.io.gfile.stat(path).length:
         return None, False
     content = storage.read_json(path, (dict, list, type(None)), default="corrupt")
     names = content.get("names") if isinstance(content, dict) else content

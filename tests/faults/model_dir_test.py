@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import checks
 import run as run_lib
 import train
 from checkpoints import checkpoint_files, restoring, run_directory, weight_files
 from checkpoints.lock import Lock
 from config import Config
-from runtime import console, storage
-from runtime.errors import Stopped, UserError
+from runtime import command_line, console, storage, workers
+from runtime.errors import UserError
 from sources.indexed import IndexedSource
 from support import ROOT, processes, runs
 
@@ -365,9 +366,12 @@ class Data(IndexedSource):
 
 def start_run(directory, source, **settings):
     config = Config(**{**runs.TINY, "model_dir": str(directory), **settings})
-    run_directory.write_flags(str(directory), config, source.class_names)
-    run_directory.write_data(str(directory), source)
+    run_directory.write_start(runs.make_context(config, source), str(directory), 3)
     return config
+
+
+def check_resumed(config, source):
+    checks._check_resumed(config, source, run_directory.read_run(config.model_dir))
 
 
 @pytest.mark.parametrize(
@@ -390,36 +394,36 @@ def test_changed_data_is_rejected_unless_flag_changes_are_allowed(
     changes, message, tmp_path, capsys
 ):
     config = start_run(tmp_path, Data(files="a"))
-    run_directory.check_data(config, Data(files="a"))
+    check_resumed(config, Data(files="a"))
     with pytest.raises(
         UserError, match=f"--dataset=digits: the data has changed .*{message}.*--allow_flag_changes"
     ) as error:
-        run_directory.check_data(config, Data(**{"files": "a", **changes}))
+        check_resumed(config, Data(**{"files": "a", **changes}))
     assert "\n" not in str(error.value)
-    run_directory.check_data(
-        config.replace(allow_flag_changes=True), Data(**{"files": "a", **changes})
-    )
+    check_resumed(config.replace(allow_flag_changes=True), Data(**{"files": "a", **changes}))
     assert "warning: --dataset=digits: the data has changed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "content", [None, "", "[]", '{"splits": 5}', '{"splits": ["train"]}', "\x80"]
+    "name, content",
+    [
+        ("data.json", "[]"),
+        ("data.json", "\x80"),
+        *(("classes.json", text) for text in ("5", '{"names": 5}', "[1, 2, 3]", "[{}]", "[null]")),
+    ],
 )
-def test_unreadable_data_json_causes_a_warning(content, tmp_path, capsys):
+def test_corrupt_descriptions_of_the_data_are_rejected(name, content, tmp_path):
     config = start_run(tmp_path, Data())
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=f"{name}: the file is corrupt. Restore it"):
+        check_resumed(config, Data())
+
+
+def test_missing_and_empty_descriptions_of_the_data_are_not_compared(tmp_path):
+    config = start_run(tmp_path, Data())
+    (tmp_path / "classes.json").write_text("")
     (tmp_path / "data.json").unlink()
-    if content is not None:
-        (tmp_path / "data.json").write_text(content)
-    run_directory.check_data(config, Data(splits={"train": 1}))
-    assert "has no readable data.json, so the program cannot check" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("content", ["", "5", '{"names": 5}', "[1, 2, 3]", "[{}]", "[null]"])
-def test_corrupt_classes_json_is_rejected(content, tmp_path):
-    config = start_run(tmp_path, Data())
-    (tmp_path / "classes.json").write_text(content)
-    with pytest.raises(UserError, match="classes.json: the file is corrupt. Restore it"):
-        run_directory.check_data(config, Data())
+    check_resumed(config, Data(classes=("a",), splits={"train": 1}))
 
 
 @pytest.mark.parametrize(
@@ -440,11 +444,10 @@ def test_fifos_are_not_opened(name, trained, tmp_path):
 
 def test_changed_class_names_are_accepted_without_a_linear_head(tmp_path):
     config = start_run(tmp_path, Data(), lineareval_while_pretraining=False)
-    run_directory.check_data(config, Data(classes=("a", "b")))
+    check_resumed(config, Data(classes=("a", "b")))
+    config = start_run(tmp_path, Data())
     with pytest.raises(UserError, match="the data has changed"):
-        run_directory.check_data(
-            config.replace(lineareval_while_pretraining=True), Data(classes=("a", "b"))
-        )
+        check_resumed(config, Data(classes=("a", "b")))
 
 
 def test_resumed_run_checks_its_data(trained, run, tmp_path, monkeypatch):
@@ -511,13 +514,12 @@ def test_losing_a_worker_during_a_save_is_not_reported_as_a_full_disk(run, monke
     monkeypatch.setattr(checkpoint_files, "save", fail)
     with pytest.raises(UserError, match="ckpt-3 could not be written"):
         run(train_steps=3)
-    monkeypatch.setattr(
-        run_lib.workers,
-        "is_lost_worker",
-        lambda error: isinstance(error, tf.errors.UnavailableError),
-    )
-    with pytest.raises(Stopped, match="another worker has stopped"):
+    monkeypatch.setattr(workers, "is_lost_worker", lambda error: True)
+    with pytest.raises(tf.errors.UnavailableError) as error:
         run(train_steps=3)
+    monkeypatch.setattr(workers, "count_workers", lambda: 2)
+    status, message = command_line.describe(error.value)
+    assert status == 75 and message.startswith("another worker has stopped")
 
 
 def test_read_only_directory_is_rejected(tmp_path, monkeypatch):
@@ -691,7 +693,7 @@ def test_best_checkpoint_is_kept_if_a_better_one_cannot_be_written(
     def fail(*_, **__):
         raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="No space left"):
+    with monkeypatch.context() as patch, pytest.raises(tf.errors.ResourceExhaustedError):
         save = checkpoint_files.save
         patch.setattr(
             checkpoint_files,
