@@ -508,10 +508,10 @@ def test_the_html_page_shows_the_same_as_the_markdown_file(tmp_path, capsys):
     page.feed((folder / "report.html").read_text())
     text = " ".join(page.texts)
     assert not page.open and {f"#{name}" for name in page.ids} >= set(page.links)
-    assert len(page.links) == 1 + 5  # the title and the studies
+    assert len(page.links) == 2 + 5  # the title, the findings and the studies
     assert COMMIT in text and HARDWARE in text and "8 runs, which took 0:12:00 in total" in text
     assert "--color_jitter_strength=0.125" in text and "-3.6" in text
-    assert "Not run. python -m paper.tables run" in text and "Fast AutoAug." in text
+    assert "Not run" in text and "Fast AutoAug." in text
     # The run with flips is identical to a run of the study `color`.
     assert page.images == ["color.svg", "flip.svg", "transfer.svg"]
     for image in page.images:
