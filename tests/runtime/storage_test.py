@@ -18,7 +18,12 @@ def test_reading_corrupt_content_or_an_unexpected_type_returns_none(name, tmp_pa
     assert storage.read_json(str(tmp_path / "x.json")) is None
     for file_name in ("flags.json", "classes.json"):
         (tmp_path / file_name).write_bytes(HOSTILE[name])
-    assert run_directory.read_flags(str(tmp_path)) is None
+    if not HOSTILE[name]:
+        assert run_directory.read_flags(str(tmp_path)) is None
+        assert weight_files.read_classes(str(tmp_path)) == (None, False)
+        return
+    with pytest.raises(UserError, match="flags.json: the file is corrupt"):
+        run_directory.read_flags(str(tmp_path))
     if name in ("null", "list"):  # Runs on unlabeled data write null.
         assert weight_files.read_classes(str(tmp_path)) == ([] if name == "list" else None, False)
     else:
