@@ -1,11 +1,13 @@
 """Faults in a `model_dir`: corrupt files, full disks, concurrent runs, changed flags and temporary files."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import shutil
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import tensorflow as tf
 import checks
 import run as run_lib
 import train
-from checkpoints import checkpoint_files, restoring, run_directory, weight_files
+from checkpoints import checkpoint_files, inspection, restoring, run_directory, weight_files
 from checkpoints.lock import Lock
 from config import Config
 from runtime import command_line, console, storage, workers
@@ -603,6 +605,9 @@ def test_directory_of_another_run_is_not_modified(module, function, trained, tmp
         model = tf.Module()
         model.function = tf.function(lambda: 1, input_signature=[])
         call = lambda *_: (model, {})  # noqa: E731
+        info = inspection.CheckpointInfo(Config(), None, None, False, 3, False, None)
+        info = dataclasses.replace(info, file=types.SimpleNamespace(format="TF2"))
+        monkeypatch.setattr(restoring, "open_network", lambda *_: (None, info))
     with pytest.raises(UserError, match="the directory was removed or replaced during the run"):
         runs.run(
             tmp_path / "run",
