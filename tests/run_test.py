@@ -1196,7 +1196,7 @@ def test_gallery_of_an_image_folder_is_written_without_corrupt_images(tmp_path, 
     run(tmp_path / "run", with_export=True, **settings)
     assert (tmp_path / "run" / "gallery.html").read_text() == page
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_lib.gallery, "write_sample", None)
+        patch.setattr(run_lib.gallery, "write_page", None)
         run(tmp_path / "run", **settings)
     printed = capsys.readouterr().out
     assert "warning: the gallery was not written: " in printed and "run directory" in printed
