@@ -216,7 +216,7 @@ def copy_flags(
 
 def setting_changes(config: Config, recorded: Recorded) -> dict[str, str]:
     """Returns a text for each setting that differs from the recorded one, keyed by name."""
-    now = config.settings()
+    now = config.settings() if recorded.settings else {}
     before = {**{name: getattr(Config, name) for name in now}, **recorded.settings}
     return {
         name: f"--{name}={before[name]} (now {now[name]})"

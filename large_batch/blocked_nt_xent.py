@@ -126,7 +126,9 @@ def _sum_over_blocks(all_z, first, n, temperature, block_rows):
         hits, entropies = _metrics(logits[:size, total:], images)
         with tf.control_dependencies([hits, entropies]):  # Allows reusing the memory of the logits.
             is_same_image = tf.tile(tf.range(total) == images[:, tf.newaxis], [2, 2])
-            logits = tf.where(is_same_image, logits.dtype.min / 2, logits)
+            logits = tf.where(
+                is_same_image, tf.constant(logits.dtype.min / 2, logits.dtype), logits
+            )
         highest = tf.reduce_max(logits, 1, keepdims=True)
         exponentials = tf.exp(logits - highest)
         exponential_sums = tf.reduce_sum(exponentials, 1, keepdims=True)

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
 import model as model_lib
 from checkpoints import restoring
 from checkpoints.training_state import TrainingState
 from config import Config
+from runtime import workers
 from runtime.errors import UserError
 from support import golden
 
@@ -40,6 +42,13 @@ def make_state(directory, config, classes=4):
     model = model_lib.build_model(config, classes)
     optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 100), model)
     return TrainingState(model, optimizer, str(directory), 2)
+
+
+def test_workers_that_restored_different_checkpoints_are_rejected(tmp_path, monkeypatch):
+    state = TrainingState(tf.Module(), keras.optimizers.legacy.SGD(), str(tmp_path), 1)
+    monkeypatch.setattr(workers, "gather_integers", lambda *_: np.array([[-1], [3]]))
+    with pytest.raises(UserError, match=r"different checkpoints \(steps: none, 3\)"):
+        state.restore_newest(str(tmp_path), tf.distribute.get_strategy())
 
 
 def take_step(state):
