@@ -1142,15 +1142,19 @@ def _check_combinations(config):
             raise UserError(f"{as_flag(name, getattr(config, name))}: {message}")
 
 
-def select_settings(content: dict) -> dict | None:
-    """Returns the settings in `content`, or None if any of their values has the wrong type."""
+def select_settings(content: dict, path: str) -> dict:
+    """Returns the settings in the content of the file `path`.
+
+    Raises:
+      UserError: a value has the wrong type.
+    """
     types = typing.get_type_hints(Config)
     settings = {name: value for name, value in content.items() if name in types}
     for name, value in settings.items():
         allowed = typing.get_args(types[name]) or (types[name],)
         # JSON may store a float setting as an integer. isinstance() would accept a bool as an int.
         if type(value) not in allowed and not (type(value) is int and float in allowed):
-            return None
+            raise UserError(f"{path}: {name} has the wrong type. Restore the file.")
     return settings
 
 

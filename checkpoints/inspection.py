@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from checkpoints import architecture, descriptions, run_directory, weight_files
+from checkpoints import architecture, run_directory, weight_files
 from checkpoints.run_directory import Recorded
 from checkpoints.weight_files import WeightFile
 from config import Config, select_settings, settings_with
@@ -56,7 +56,7 @@ def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | Non
     `with_head_input` is set.
     """
     flags, (description, settings) = architecture.infer_flags(file.shapes), _recorded_settings(file)
-    settings = select_settings(settings or {}) or {}
+    settings = settings or {}
     recorded = dict(
         image_size=description.get("image_size") or settings.get("image_size"),
         ft_proj_selector=settings.get("ft_proj_selector") if with_head_input else None,
@@ -78,9 +78,10 @@ def _recorded_settings(file):
     directory = os.path.dirname(file.path)
     is_saved_model = file.format.startswith("SavedModel")
     description = (
-        descriptions.read_description(os.path.dirname(directory)) if is_saved_model else {}
+        weight_files.read_description(os.path.dirname(directory)) if is_saved_model else {}
     )
-    return description, description.get("flags") or run_directory.read_flags(directory)
+    settings = select_settings(description.get("flags", {}), file.path)
+    return description, settings or run_directory.read_flags(directory)
 
 
 def inspect_checkpoint(
@@ -98,13 +99,10 @@ def inspect_checkpoint(
     directory, (description, settings) = os.path.dirname(file.path), _recorded_settings(file)
     size = image_size or description.get("image_size") or (settings or {}).get("image_size", 224)
     config, classes = infer_config(file)
-    recorded_settings = select_settings(settings or {})
     network = {name: getattr(config, name) for name in settings_with("network")}
     center_crop = {name: description[name] for name in ("eval_center_crop",) if name in description}
     try:
-        if recorded_settings is None:
-            raise UserError("a value has the wrong type")
-        config = Config(**{**recorded_settings, **network, **center_crop, "image_size": size})
+        config = Config(**{**(settings or {}), **network, **center_crop, "image_size": size})
     except UserError as error:
         raise UserError(
             f"{flag}={path}: the recorded settings are invalid ({str(error).rstrip('.')})."
@@ -141,7 +139,7 @@ def read_recorded(config: Config) -> Recorded:
         return recorded
     else:
         file, path = weight_files.open_weights(config.checkpoint), config.checkpoint
-        settings = select_settings(_recorded_settings(file)[1] or {}) or {}
+        settings = _recorded_settings(file)[1] or {}
         training = {name: settings[name] for name in ("dataset", "train_split") if name in settings}
         network = {**training, **(network_flags(file, with_head_input=True) or {})}
     return dataclasses.replace(recorded, network=network, network_path=path)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from runtime import child_processes, progress, storage
-from runtime.errors import UserError
 
 FILE = "record.json"
 _TIME = "time.json"
@@ -45,13 +44,8 @@ class Record:
         Raises:
           UserError: the record is corrupt.
         """
-        path = os.path.join(directory, FILE)
-        if not storage.is_file(path) or not tf.io.gfile.stat(path).length:
-            return None
-        content = storage.read_json(path, default={})
-        if content.keys() != {field.name for field in dataclasses.fields(cls)}:
-            raise UserError(f"{path}: the file is corrupt. Delete it to repeat the run.")
-        return cls(**content)
+        content = storage.read_own_json(os.path.join(directory, FILE))
+        return content and cls(**content)
 
     def write(self, directory: str) -> None:
         """Writes record.json atomically. Call this after all other files of the run are complete."""

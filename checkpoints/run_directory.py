@@ -139,18 +139,7 @@ class Recorded:
 
 
 def _read(directory, name):
-    """Returns the content of a JSON file that decides about results. If it is missing or empty, returns an empty dict.
-
-    Raises:
-      UserError: the file is corrupt.
-    """
-    path = os.path.join(directory, name)
-    if not storage.is_file(path) or not tf.io.gfile.stat(path).length:
-        return {}
-    content = storage.read_json(path)
-    if content is None:
-        raise UserError(f"{path}: the file is corrupt. Restore it, or use another directory.")
-    return content
+    return storage.read_own_json(os.path.join(directory, name)) or {}
 
 
 def read_flags(directory: str) -> dict | None:
@@ -159,11 +148,8 @@ def read_flags(directory: str) -> dict | None:
     Raises:
       UserError: the file is corrupt.
     """
-    settings = select_settings(content := _read(directory, _FLAGS))
-    if settings is None:
-        path = os.path.join(directory, _FLAGS)
-        raise UserError(f"{path}: a setting has the wrong type. Restore the file.")
-    return settings if content else None
+    content = _read(directory, _FLAGS)
+    return select_settings(content, os.path.join(directory, _FLAGS)) if content else None
 
 
 def read_run(directory: str | None) -> Recorded:

@@ -102,18 +102,8 @@ def read_contents(path: str, flag: str) -> Contents:
         names,
         {key: torch_names.shape_from_torch(shape) for key, shape in file_shapes.items()},
         len(shapes.keys() - set(names.values())),
-        _integer(metadata.get("image_size"), range(8, 10**5)),
-        _integer(metadata.get("step"), range(10**12)),
+        *(int(metadata[name]) if name in metadata else None for name in ("image_size", "step")),
         notes,
-    )
-
-
-def _integer(text, valid_range):
-    """Converts a value from the metadata to an int. Returns None if it is missing or invalid."""
-    return (
-        int(text)
-        if text and re.fullmatch("[0-9]{1,12}", text) and int(text) in valid_range
-        else None
     )
 
 

@@ -23,7 +23,7 @@ SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 SLOT = "/.OPTIMIZER_SLOT/"
 _SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-# Files in which runs (`run_directory`) and SavedModels (`descriptions`) record class names.
+# Files in which runs (`run_directory`) and SavedModels record class names, among other things.
 CLASSES_FILE, DESCRIPTION_FILE = "classes.json", "assets.extra/simclr.json"
 
 
@@ -245,14 +245,23 @@ def _read_class_names(file):
     """Returns the class names recorded in the run or SavedModel that contains a weight file, or None if unknown."""
     directory = os.path.dirname(file.path)
     if file.format.startswith("SavedModel"):
-        description = (
-            storage.read_json(os.path.join(os.path.dirname(directory), DESCRIPTION_FILE)) or {}
-        )
-        names = description.get("class_names")
+        names = read_description(os.path.dirname(directory)).get("class_names")
     else:
         names, _ = read_classes(directory)
     columns = file.shapes.get(f"{architecture.LINEAR_HEAD}kernel", (None,))[-1]
     return names if storage.is_list_of_strings(names) and len(names) == columns else None
+
+
+def read_description(saved_model: str) -> dict:
+    """Returns the description in a SavedModel, or an empty dict if another program exported the SavedModel.
+
+    The keys are those that `export.saving` writes.
+
+    Raises:
+      UserError: the file is corrupt.
+    """
+    description = storage.read_own_json(os.path.join(saved_model, DESCRIPTION_FILE)) or {}
+    return {name: value for name, value in description.items() if value is not None}
 
 
 def read_classes(directory: str) -> tuple[list[str] | None, bool]:
@@ -266,16 +275,8 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
       UserError: the file is corrupt.
     """
     path = os.path.join(directory, CLASSES_FILE)
-    if not tf.io.gfile.exists(path) or not tf.io.gfile.stat(path).length:
-        return None, False
-    content = storage.read_json(path, (dict, list, type(None)), default="corrupt")
-    names = content.get("names") if isinstance(content, dict) else content
-    if names is not None and not storage.is_list_of_strings(names):
-        raise UserError(
-            f"{path}: the file is corrupt. Restore it, or delete it if the classes have not"
-            " changed."
-        )
-    return names, isinstance(content, dict)
+    content = storage.read_own_json(path, (dict, list, type(None)))
+    return (content["names"], True) if isinstance(content, dict) else (content, False)
 
 
 def _find_tensors(reader, shapes):

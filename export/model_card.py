@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 
-from checkpoints import descriptions
+from checkpoints import weight_files
 from runtime import console
 
 _TRAINED = {
@@ -33,7 +33,7 @@ def class_list(names: list[str]) -> str:
 
 def model_card(saved_model: str) -> str:
     """Returns a Markdown page that describes a SavedModel's inputs, outputs, training settings and results."""
-    description = descriptions.read_description(saved_model)
+    description = weight_files.read_description(saved_model)
     flags = description.get("flags") or {}
     settings = "\n".join(
         f"    --{_escape_html(name)}={_escape_html(value)}" for name, value in sorted(flags.items())

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import data_util
 import model as model_lib
-from checkpoints import checkpoint_files, descriptions, restoring, weight_files
+from checkpoints import checkpoint_files, restoring, weight_files
 from checkpoints.lock import EXPORT, Lock
 from config import Config, settings_with
 from runtime import console, storage
@@ -146,7 +146,8 @@ def export(
         # Object storage cannot rename directories.
         directory = export_dir if is_remote else os.path.join(scratch, "saved_model")
         tf.saved_model.save(module, directory, signatures=signatures)
-        descriptions.write_description(directory, description)
+        # TensorFlow does not read the directory assets.extra.
+        storage.write_json(os.path.join(directory, weight_files.DESCRIPTION_FILE), description)
         check()
         if is_remote:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 
@@ -24,7 +25,7 @@ from sources import datasets, image_files
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib import ticker, transforms  # noqa: E402
+from matplotlib import ticker  # noqa: E402
 
 _SEED = 1
 _CROPS = 4  # Number of crops per image. Each crop is shown with and without color distortion.
@@ -534,7 +535,7 @@ def methods(csv: str | None, out: str) -> str:
     return _parameters_figure(pd.concat(tables), out, "methods")
 
 
-def _parameters_figure(rows, out, name):
+def _parameters_figure(rows, out, figure_name):
     """Plots one marker per network, labeled with its name, and saves the figure. Shortens ResNet-50 to R50."""
     rows = _average(rows, _PARAMETER_COLUMNS[:3])
     figure, axis = plt.subplots(figsize=(8, 5.5))
@@ -558,58 +559,18 @@ def _parameters_figure(rows, out, name):
     axis.set_xlabel("encoder parameters, million")
     axis.set_ylabel("top-1 accuracy, %")
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    points = zip(rows["million parameters"], 100 * rows["accuracy"])
-    _label_points(axis, list(zip(rows["network"].str.replace("ResNet-", "R"), points)))
-    return save(figure, _without_deviations(rows), out, name)
-
-
-# (x offset, y offset, horizontal alignment, vertical alignment). The offsets from the marker are in
-# points.
-_LABEL_POSITIONS = (
-    (0, 5, "center", "bottom"),
-    (0, -5, "center", "top"),
-    (6, 0, "left", "center"),
-    (-6, 0, "right", "center"),
-    (5, 5, "left", "bottom"),
-    (-5, 5, "right", "bottom"),
-    (5, -5, "left", "top"),
-    (-5, -5, "right", "top"),
-    (0, 14, "center", "bottom"),
-    (0, -14, "center", "top"),
-)
-
-
-def _label_points(axis, labels):
-    """Writes labels next to points, avoiding overlaps with other points and labels where possible.
-
-    Args:
-      axis: Matplotlib `Axes` with its final limits.
-      labels: list of (text, (x, y)).
-    """
-    canvas = axis.figure.canvas
-    canvas.draw()  # Determines the limits.
-    renderer = canvas.get_renderer()
-    occupied = [
-        transforms.Bbox.from_bounds(x - 5, y - 5, 10, 10)
-        for x, y in axis.transData.transform([point for _, point in labels])
-    ]
-    for label, point in labels:
-        texts = [
-            axis.annotate(
-                label,
-                point,
-                fontsize=7,
-                ha=horizontal,
-                va=vertical,
-                textcoords="offset points",
-                xytext=(x, y),
-            )
-            for x, y, horizontal, vertical in _LABEL_POSITIONS
-        ]
-        boxes = [text.get_window_extent(renderer) for text in texts]
-        overlaps = [box.count_overlaps(occupied) for box in boxes]
-        best = overlaps.index(min(overlaps))
-        occupied.append(boxes[best])
-        for index, text in enumerate(texts):
-            if index != best:
-                text.remove()
+    # Alternating sides keep the labels of points with similar accuracies apart.
+    order = rows.sort_values("accuracy")
+    names = order["network"].str.replace("ResNet-", "R")
+    points = zip(order["million parameters"], 100 * order["accuracy"])
+    for name, point, side in zip(names, points, itertools.cycle(("right", "left"))):
+        axis.annotate(
+            name,
+            point,
+            (-6 if side == "right" else 6, 0),
+            textcoords="offset points",
+            fontsize=7,
+            ha=side,
+            va="center",
+        )
+    return save(figure, _without_deviations(rows), out, figure_name)

@@ -209,7 +209,6 @@ def section(name: str, rows: pd.DataFrame, runner: Runner, records: dict[str, Re
             _settings(study, runner),
             "Accuracies are given in %.",
             *sentences,
-            _unfinished(study, rows, runner),
             _meaning_of_change(averaged),
         ]
         averages = results.averages(name, rows)
@@ -289,20 +288,6 @@ def _settings(study, runner_):
         return ""
     settings = " or ".join(map(runner.describe_recipe, recipes))
     return f"Except for the flags below, our runs use the settings of {settings}."
-
-
-def _unfinished(study, rows, runner):
-    """Returns a sentence that lists, for each run, the unfinished seeds that other runs have finished, or ""."""
-    seeds = set(rows["seed"])
-    if len(seeds) == 1:
-        return ""
-    texts = []
-    for run in study.runs_at(runner.scale):
-        missing = sorted(seeds - set(rows["seed"][rows["run"] == run.name]))
-        if missing:
-            plural = "s" * (len(missing) > 1)
-            texts.append(f"{run.name} (seed{plural} {', '.join(map(str, missing))})")
-    return f"Not finished: {'; '.join(texts)}." if texts else ""
 
 
 def _meaning_of_change(rows):

@@ -166,42 +166,38 @@ def _parser():
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparsers = parser.add_subparsers(dest="command", required=True)
-    subparsers.add_parser(
-        "list", help="list all studies: tables, figures, and results from the text"
-    )
-    for name, text in (
-        ("show", "show the paper's results"),
-        ("commands", "print the command for each run"),
+    for name, text, tables, scale in (
+        ("list", "list all studies: tables, figures, and results from the text", None, None),
+        ("show", "show the paper's results", "+", None),
+        ("commands", "print the command for each run", "+", "paper"),
+        ("run", "execute the runs; the same command resumes them", "*", "small"),
+        ("report", "compare our results with the paper's", "*", "small"),
     ):
-        subparsers.add_parser(name, help=text).add_argument(
-            "table", nargs="+", help="table numbers or study names"
-        )
-    for name, text in (
-        ("run", "execute the runs; the same command resumes them"),
-        ("report", "compare our results with the paper's"),
-    ):
-        subparsers.add_parser(name, help=text).add_argument(
-            "table", nargs="*", help="table numbers or study names (default: all)"
-        )
-    for name, default in (("commands", "paper"), ("run", "small"), ("report", "small")):
-        command = subparsers.choices[name]
-        command.add_argument(
-            "--scale",
-            choices=("paper", "small"),
-            default=default,
-            help=(
-                "paper: ImageNet, for "
-                "accelerators; small: minutes per run on CPUs (default: %(default)s)"
-            ),
-        )
-        command.add_argument(
-            "--dir", default="runs/tables", help="directory for all results (default: %(default)s)"
-        )
-        command.add_argument(
-            "--flags",
-            default="",
-            help="additional run.py flags for every run, such as '--data_dir=DIR'",
-        )
+        command = subparsers.add_parser(name, help=text)
+        if tables:
+            default = " (default: all)" if tables == "*" else ""
+            text = f"table numbers or study names{default}"
+            command.add_argument("table", nargs=tables, help=text)
+        if scale:
+            command.add_argument(
+                "--scale",
+                choices=("paper", "small"),
+                default=scale,
+                help=(
+                    "paper: ImageNet, for accelerators; small: minutes per run on CPUs (default:"
+                    " %(default)s)"
+                ),
+            )
+            command.add_argument(
+                "--dir",
+                default="runs/tables",
+                help="directory for all results (default: %(default)s)",
+            )
+            command.add_argument(
+                "--flags",
+                default="",
+                help="additional run.py flags for every run, such as '--data_dir=DIR'",
+            )
     for name in ("commands", "run"):
         subparsers.choices[name].add_argument(
             "--seeds",

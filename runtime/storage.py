@@ -122,9 +122,21 @@ def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default:
     return content if isinstance(content, expected_type) else default
 
 
-def is_fraction(value: Any) -> bool:
-    """Returns whether a value from a JSON file is a number in [0, 1]."""
-    return isinstance(value, (int, float)) and 0 <= value <= 1
+def read_own_json(path: str, expected_type: type | tuple[type, ...] = dict) -> Any:
+    """Returns the contents of a JSON file that this program wrote and whose contents affect results.
+
+    Returns None if the file is missing or empty, which it is if the machine crashed while it was
+    written.
+
+    Raises:
+      UserError: the file is corrupt or cannot be read.
+    """
+    if not is_file(path) or not tf.io.gfile.stat(path).length:
+        return None
+    content = read_json(path, expected_type, default=NotImplemented)
+    if content is NotImplemented:
+        raise UserError(f"{path}: the file is corrupt. Restore it, or delete its directory.")
+    return content
 
 
 def is_list_of_strings(value: Any) -> bool:

