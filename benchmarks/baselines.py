@@ -81,7 +81,9 @@ def lars(depth: int) -> Implementation:
     return repeated(tf.function(lambda: update(gradients), autograph=False))
 
 
-def _conv_norm(x, filters, size, strides=1, relu=True):
+def _conv_norm(
+    x: tf.Tensor, filters: int, size: int, strides: int = 1, relu: bool = True
+) -> tf.Tensor:
     layers = keras.layers
     x = layers.Conv2D(filters, size, strides, padding="same", use_bias=False)(x)
     x = layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
@@ -161,11 +163,13 @@ def keras_step(batch: int, jit_compile: bool, **network: Any) -> Implementation:
 # ---------------------------------------------------------------------------------------------------------------- input
 
 
-def _maybe(probability, function, image):
+def _maybe(
+    probability: float, function: Callable[[tf.Tensor], tf.Tensor], image: tf.Tensor
+) -> tf.Tensor:
     return tf.cond(tf.random.uniform([]) < probability, lambda: function(image), lambda: image)
 
 
-def _jitter(image, strength):
+def _jitter(image: tf.Tensor, strength: float) -> tf.Tensor:
     """Applies brightness, contrast, saturation and hue in random order, which nested conditions select."""
     low, high = max(1 - 0.8 * strength, 0.0), 1 + 0.8 * strength
 
@@ -255,7 +259,11 @@ def mlp(count: int) -> Implementation:
     return _probe(network, count, 2)
 
 
-def _probe(classifier, count, num_classes):
+def _probe(
+    classifier: linear_model.LogisticRegressionCV | neural_network.MLPClassifier,
+    count: int,
+    num_classes: int,
+) -> Implementation:
     model = pipeline.make_pipeline(preprocessing.StandardScaler(), classifier)
     test_set = inputs.in_memory(1000, num_classes)
     model.fit(*test_set)  # Libraries allocate their buffers here.

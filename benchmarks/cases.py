@@ -7,7 +7,8 @@ import dataclasses
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import config as config_lib
 
@@ -63,7 +64,7 @@ class Case:
     name: str
     ours: tuple[str, dict]
     baseline: tuple[str, dict] | None
-    units: tuple[str, ...] = ("s", "MB")
+    units: Sequence[str] = ("s", "MB")
     calls: int = 1
     warm_up: bool = False
     images: int = 0
@@ -116,7 +117,7 @@ def step(size: int, options: argparse.Namespace) -> Iterator[Case]:
         ),
     ):
         units = ("images/s", "MB", "s to first result")
-        yield Case(f"{name}, batch {size}", *forms, units, 5, warm_up=True, images=size)
+        yield Case(f"{name}, batch {size}", *forms, units, 5, warm_up=True, images=size)  # type: ignore[call-arg, misc]
 
 
 def input_pipeline(size: int, options: argparse.Namespace) -> Iterator[Case]:
@@ -133,34 +134,36 @@ def input_pipeline(size: int, options: argparse.Namespace) -> Iterator[Case]:
         ("--augment_on=device and host", ours("--augment_on=device"), ours()),
         ("decoding alone", decoding, None),
     ):
-        yield Case(name, *forms, ("images/s",), 50, warm_up=True, images=size)
+        yield Case(name, *forms, ("images/s",), 50, warm_up=True, images=size)  # type: ignore[call-arg, misc]
 
 
 def loss(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """NT-Xent and its gradient for 2N = SIZE, in blocks of rows and with the whole matrix"""
     for metrics in (False, True):
-        forms = [
+        forms: list[Any] = [
             ("programs.nt_xent", dict(size=size, metrics=metrics, blocked=blocked))
             for blocked in (True, False)
         ]
         forms[1] = forms[1] if size <= _LARGEST_BASELINE["loss"] else None
         name = f"2N={size}, with{'' if metrics else 'out'} metrics"
-        yield Case(name, *forms, calls=max(2**15 // size, 5), warm_up=True)
+        yield Case(name, *forms, calls=max(2**15 // size, 5), warm_up=True)  # type: ignore[misc]
 
 
 def optimizer(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """update of all variables of a ResNet-SIZE with LARS, and with the original's formulas"""
-    forms = [(f"{module}.lars", dict(depth=size)) for module in ("programs", "baselines")]
-    yield Case(f"LARS, ResNet-{size}", *forms, ("s",), 15, warm_up=True)
+    forms: list[Any] = [
+        (f"{module}.lars", dict(depth=size)) for module in ("programs", "baselines")
+    ]
+    yield Case(f"LARS, ResNet-{size}", *forms, ("s",), 15, warm_up=True)  # type: ignore[call-arg, misc]
 
 
 def evaluation_memory(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """peak memory of run.py after SIZE evaluations, and after a quarter of them"""
-    forms = [
+    forms: list[Any] = [
         ("programs.evaluations", dict(count=count, flags=options.flags))
         for count in (size, max(size // 4, 1))
     ]
-    yield Case(f"{size} evaluations", *forms, ("MB of run.py",))
+    yield Case(f"{size} evaluations", *forms, ("MB of run.py",))  # type: ignore[call-arg]
 
 
 def logistic_regression(size: int, options: argparse.Namespace) -> Iterator[Case]:
@@ -176,7 +179,7 @@ def mlp(size: int, options: argparse.Namespace) -> Iterator[Case]:
 def contrastive(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """--eval_protocol=contrastive for ResNet-50 and batches of SIZE images, and all at once"""
     flags = ["--dataset=digits", "--image_size=224", "--seed=1", *options.flags]
-    forms = [
+    forms: list[Any] = [
         ("programs.contrastive", dict(flags=flags, count=size, at_once=at_once))
         for at_once in (False, True)
     ]
@@ -190,8 +193,10 @@ def gallery(size: int, options: argparse.Namespace) -> Iterator[Case]:
     yield case if is_small else dataclasses.replace(case, baseline=None)
 
 
-def _probe(name, count):
-    forms = [(f"{module}.{name}", dict(count=count)) for module in ("programs", "baselines")]
+def _probe(name: str, count: int) -> Case:
+    forms: list[Any] = [
+        (f"{module}.{name}", dict(count=count)) for module in ("programs", "baselines")
+    ]
     return Case(f"{name}, {count:,} examples", *forms)
 
 
@@ -207,7 +212,9 @@ def l2_path(size: int, options: argparse.Namespace) -> Iterator[Case]:
         yield Case(f"{size} examples, {name}", ours, baseline, ("s",))
 
 
-def _data_sets(options, digits, cifar10):
+def _data_sets(
+    options: argparse.Namespace, digits: Sequence[str], cifar10: Sequence[str]
+) -> Iterator[tuple[str, list[str]]]:
     """Yields the name and the flags of each data set that is available."""
     yield "digits", [*digits, *options.flags]
     if options.data_dir:
@@ -218,7 +225,7 @@ def precision(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """accuracy of runs with seed SIZE in mixed_bfloat16 and in float32"""
     digits = ("--flagfile=paper/recipes/digits.cfg", "--label_fraction=1")
     for name, flags in _data_sets(options, digits, _CIFAR10):
-        forms = [
+        forms: list[Any] = [
             (
                 "programs.accuracies",
                 dict(
@@ -228,7 +235,7 @@ def precision(size: int, options: argparse.Namespace) -> Iterator[Case]:
             )
             for dtype in ("mixed_bfloat16", "float32")
         ]
-        yield Case(f"{name}, seed {size}", *forms, _METRICS)
+        yield Case(f"{name}, seed {size}", *forms, _METRICS)  # type: ignore[call-arg]
 
 
 def parity(size: int, options: argparse.Namespace) -> Iterator[Case]:

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from benchmarks import cases
@@ -47,16 +47,16 @@ def main(arguments: list[str] | None = None) -> None:
     command_line.run_command(parser.prog, lambda: _run(arguments))
 
 
-def _descriptions():
+def _descriptions() -> Iterator[str]:
     for name, (function, sizes) in cases.BENCHMARKS.items():
         yield f"  {name} ({','.join(map(str, sizes))}): {function.__doc__}"
 
 
-def _parse_sizes(text):
+def _parse_sizes(text: str) -> list[int]:
     return [int(size) for size in text.split(",")]
 
 
-def _run(arguments):
+def _run(arguments: argparse.Namespace) -> None:
     function, sizes = cases.BENCHMARKS[arguments.name]
     print(json.dumps(_measure(("programs.machine", {}))["machine"]), flush=True)
     for size in arguments.sizes or sizes:
@@ -67,7 +67,7 @@ def _run(arguments):
                     print(json.dumps({"benchmark": arguments.name, **line}), flush=True)
 
 
-def _measure(form, **settings):
+def _measure(form: tuple[str, dict], **settings: Any) -> dict[str, Any]:
     """Measures an implementation in a child process. See `measure.measure`."""
     function, arguments = form
     command = [sys.executable, "-m", "benchmarks.measure"]
@@ -103,6 +103,6 @@ def compare(case: cases.Case, calls: int, rounds: int) -> Iterator[dict[str, Any
         yield {"case": case.name, "unit": unit, **rounded, **details}
 
 
-def _median(unit, outputs):
+def _median(unit: str, outputs: Iterable[Mapping[str, Any]]) -> float | None:
     values = [output.get(unit) for output in outputs]
     return None if None in values else statistics.median(values)

@@ -29,17 +29,17 @@ class _PeakMemory:
     of the memory that the library has allocated, including the memory in use before.
     """
 
-    def __enter__(self):
+    def __enter__(self) -> _PeakMemory:
         self._samples, self._done = [_anonymous_megabytes()], threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
         return self
 
-    def _sample(self):
+    def _sample(self) -> None:
         while not self._done.wait(_SAMPLING_SECONDS):
             self._samples.append(_anonymous_megabytes())
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join()
 
@@ -53,7 +53,7 @@ class _PeakMemory:
         return max(self._samples) - self._samples[0]
 
 
-def _anonymous_megabytes():
+def _anonymous_megabytes() -> float:
     status = pathlib.Path("/proc/self/status").read_text()
     return int(status.partition("RssAnon:")[2].split()[0]) / 1024
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,13 +84,13 @@ def machine() -> Implementation:
 class _Repeat:
     """An iterator that always returns the same batch, without copying it from the host."""
 
-    def __init__(self, *batch):
+    def __init__(self, *batch: Any):
         self._batch = batch
 
-    def __iter__(self):
+    def __iter__(self) -> _Repeat:
         return self
 
-    def __next__(self):
+    def __next__(self) -> tuple:
         return self._batch
 
 
@@ -259,7 +260,7 @@ def evaluations(count: int, flags: list[str]) -> Implementation:
     return run
 
 
-def _run(flags):
+def _run(flags: Sequence[str]) -> resource.struct_rusage:
     """Executes run.py, whose output goes to stderr, and returns its resource usage."""
     process = subprocess.Popen([sys.executable, "run.py", *flags], stdout=sys.stderr)
     _, status, usage = os.wait4(process.pid, 0)
@@ -299,7 +300,9 @@ def frozen_accuracies(flags: list[str], model_dir: str, neighbors: int) -> Imple
     return evaluated
 
 
-def _classify(model, config, source, num_neighbors):
+def _classify(
+    model: model_lib.Model, config: config_lib.Config, source: Source, num_neighbors: int
+) -> dict[str, float]:
     """Returns the accuracies of both classifiers on the representations h of a model."""
     from sklearn import linear_model, neighbors, pipeline, preprocessing
 
@@ -322,7 +325,7 @@ def _classify(model, config, source, num_neighbors):
     }
 
 
-def _in_file(count, num_classes):
+def _in_file(count: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the vectors of `inputs.clusters` as a memory map, and their labels."""
     file, labels = features.VectorFile(), []
     for vectors, block_labels in inputs.clusters(count, num_classes):
@@ -342,7 +345,7 @@ def mlp(count: int) -> Implementation:
     return _probe(mlp_lib.mlp_accuracy, count, 2)
 
 
-def _probe(function, count, num_classes):
+def _probe(function: Callable[..., float], count: int, num_classes: int) -> Implementation:
     test_set = _in_file(1000, num_classes)
     function(test_set, test_set)  # Libraries allocate their buffers here.
     return repeated(lambda: function(_in_file(count, num_classes), test_set))

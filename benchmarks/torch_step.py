@@ -15,14 +15,14 @@ _TEMPERATURE = 0.1
 _NETWORKS = {10: (False, (1, 1, 1, 1)), 18: (False, (2, 2, 2, 2)), 50: (True, (3, 4, 6, 3))}
 
 
-def _convolution(inputs, outputs, size, strides=1):
+def _convolution(inputs: int, outputs: int, size: int, strides: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, size, strides, padding=size // 2, bias=False)
 
 
 class Block(nn.Module):
     """A basic block (two 3x3 convolutions) or a bottleneck block (1x1, 3x3 and 1x1 convolutions)."""
 
-    def __init__(self, inputs, width, strides, bottleneck, project):
+    def __init__(self, inputs: int, width: int, strides: int, bottleneck: bool, project: bool):
         super().__init__()
         outputs = 4 * width if bottleneck else width
         # (input channels, output channels, kernel size, stride)
@@ -48,7 +48,7 @@ class Block(nn.Module):
 class Network(nn.Module):
     """A ResNet with a projection head of three layers and a linear head for ten classes."""
 
-    def __init__(self, depth, cifar_stem):
+    def __init__(self, depth: int, cifar_stem: bool):
         """Creates the network.
 
         Args:

@@ -25,7 +25,7 @@ selective kernels or squeeze-and-excitation are not supported.
 """
 
 
-def _parser(torch):
+def _parser(torch: bool) -> argparse.ArgumentParser:
     parser = command_line.ArgumentParser(
         prog=f"python -m export{' torch' if torch else ''}",
         description=_TORCH if torch else __doc__,

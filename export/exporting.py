@@ -43,7 +43,7 @@ def export_checkpoint(
         console.log(f"archive: {archive}, model card: {write_archive(export_dir, archive)}")
 
 
-def _check_archive(archive, export_dir):
+def _check_archive(archive: str, export_dir: str) -> str:
     """Returns the path of an archive. Raises `UserError` if it or its model card cannot be written."""
     archive = check_path("archive", archive)
     stem = archive.removesuffix(_SUFFIX)

@@ -15,7 +15,7 @@ _TRAINED = {
 }
 
 
-def _escape_html(text):
+def _escape_html(text: object) -> str:
     """Returns the text as a single line with HTML and control characters escaped."""
     return html.escape(console.printable_name(str(text)), quote=False)
 

@@ -29,7 +29,7 @@ FILES = (
 )
 
 
-def _variable_tree(model):
+def _variable_tree(model: model_lib.Model) -> tf.__internal__.tracking.AutoTrackable:
     """Returns a tree of trackables that contains the variables under their checkpoint keys.
 
     Saving the Keras model instead would trace and save every layer's call function.
@@ -110,7 +110,7 @@ def export(
     export_dir: str,
     image_size: int | None = None,
     results: dict[str, float] | None = None,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[], object] = lambda: None,
 ) -> None:
     """Exports a checkpoint's network as a SavedModel to `export_dir`.
 
@@ -163,7 +163,7 @@ def export(
             shutil.move(os.path.join(directory, name), path)
 
 
-def _has_link(saved_model, name):
+def _has_link(saved_model: str, name: str) -> bool:
     """Returns whether a SavedModel, a file in it or the file's directory is a link."""
     path = os.path.join(saved_model, name)
     return any(map(os.path.islink, (saved_model, os.path.dirname(path), path)))
@@ -183,7 +183,7 @@ def remove(saved_model: str) -> None:
         console.log(f"{saved_model} contains other files, which are kept: {others}")
 
 
-def _training_flags(config):
+def _training_flags(config: Config) -> dict[str, Any]:
     """Returns the settings to record: data, mode, training length, and other settings that differ from the defaults."""
     always = ("dataset", "train_split", "train_mode", *settings_with("length"))
     return {**{name: getattr(config, name) for name in always}, **config.identity()}
@@ -194,7 +194,7 @@ def export_to_model_dir(
     directory: str,
     checkpoint_path: str,
     results: dict[str, float] | None = None,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[], object] = lambda: None,
 ) -> str | None:
     """Exports a run's checkpoint to <directory>/saved_model/<step>/ and returns that path.
 

@@ -102,7 +102,7 @@ def export_torch(checkpoint: str, out: str, image_size: int | None = None) -> No
         console.log(f"wrote {path}")
 
 
-def _add_missing(tensors):
+def _add_missing(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Adds tensors that PyTorch's batch norm requires and this program's batch norm does not have."""
     for name in list(tensors):
         layer = name.removesuffix(".running_mean")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 
@@ -27,7 +28,7 @@ def mean_similarity(vectors: np.ndarray) -> float:
     return float((total @ total - own) / (count * (count - 1))) if count > 1 else float("nan")
 
 
-def _one_thread():
+def _one_thread() -> contextlib.AbstractContextManager[object]:
     """Returns a context manager that limits scikit-learn to one thread.
 
     With one thread, the result does not depend on the number of cores. With a few hundred vectors,
@@ -177,7 +178,7 @@ def confusions(labels: np.ndarray, predictions: np.ndarray, limit: int) -> list[
         np.stack([labels, predictions], 1)[wrong], axis=0, return_inverse=True, return_counts=True
     )
     return [
-        Confusion(
+        Confusion(  # type: ignore[call-arg]
             *pairs[number].tolist(),
             float(counts[number] / np.count_nonzero(labels == pairs[number, 0])),
             wrong[pair_of.ravel() == number],

@@ -8,7 +8,7 @@ python -m inference gallery MODEL INPUT... --out=FILE.html
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from inference import similarity
 from runtime import command_line, console, tensorflow_startup
@@ -16,7 +16,7 @@ from runtime import command_line, console, tensorflow_startup
 _MAX_LISTED = 10  # maximum number of unreadable files to list
 
 
-def _embed(arguments):
+def _embed(arguments: argparse.Namespace) -> None:
     embedding = tensorflow_startup.load("inference.embedding")
     written, unreadable = embedding.embed(
         arguments.model, arguments.inputs, arguments.out, arguments.output, arguments.image_size
@@ -25,7 +25,7 @@ def _embed(arguments):
     console.log(f"wrote {written} vector{'s' * (written != 1)} to {arguments.out}")
 
 
-def _predict(arguments):
+def _predict(arguments: argparse.Namespace) -> None:
     prediction = tensorflow_startup.load("inference.prediction")
     if arguments.out:
         written, unreadable = prediction.write_predictions(
@@ -45,7 +45,7 @@ def _predict(arguments):
     _log_unreadable(unreadable)
 
 
-def _gallery(arguments):
+def _gallery(arguments: argparse.Namespace) -> None:
     gallery = tensorflow_startup.load("inference.gallery")
     unreadable = gallery.write_gallery(
         arguments.model,
@@ -62,14 +62,14 @@ def _gallery(arguments):
     _log_unreadable(unreadable)
 
 
-def _log_unreadable(unreadable):
+def _log_unreadable(unreadable: Mapping[str, str]) -> None:
     for path, reason in list(unreadable.items())[:_MAX_LISTED]:
         console.log(f"skipped {console.printable_name(path)}: {console.printable_name(reason)}")
     if len(unreadable) > _MAX_LISTED:
         console.log(f"skipped {len(unreadable) - _MAX_LISTED} more files")
 
 
-def _parser():
+def _parser() -> argparse.ArgumentParser:
     parser = command_line.ArgumentParser(
         prog="python -m inference",
         description=__doc__,

@@ -8,7 +8,8 @@ import io
 import itertools
 import os
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jinja2
 import markupsafe
@@ -173,7 +174,9 @@ def write_for_run(
         return None
 
 
-def _compute_vectors(model, paths, output="final_avg_pool", image_size=None):
+def _compute_vectors(
+    model: str, paths: list[str], output: str = "final_avg_pool", image_size: int | None = None
+) -> tuple[list[str], np.ndarray, dict[str, str]]:
     """Returns the readable paths, their vectors [n, d], and a dict mapping unreadable paths to reasons."""
     console.log(f"computing the features of {len(paths):,} images")
     unreadable = {}
@@ -185,7 +188,7 @@ def _compute_vectors(model, paths, output="final_avg_pool", image_size=None):
     return list(itertools.chain(*batches)), vectors, unreadable
 
 
-def _check_finite(flag, vectors):
+def _check_finite(flag: str, vectors: np.ndarray) -> None:
     count = len(vectors) - np.count_nonzero(np.isfinite(vectors).all(1))
     if count:
         raise UserError(
@@ -194,7 +197,7 @@ def _check_finite(flag, vectors):
         )
 
 
-def _read_vectors(path, names):
+def _read_vectors(path: str, names: Mapping[str, str]) -> tuple[list[str], np.ndarray]:
     """Returns the paths of the images that have a vector in a .npz file, and their vectors, float32 [n, d]."""
     flag = f"--vectors={path}"
     try:
@@ -238,7 +241,7 @@ def _read_vectors(path, names):
     return paths, vectors
 
 
-def _find_queries(queries, names):
+def _find_queries(queries: Iterable[str], names: Mapping[str, str]) -> list[str]:
     """Returns the paths of the images in `queries`, which contains paths, and names relative to the folder."""
     path_of = {os.path.abspath(path): path for path in names}
     path_of.update({name: path for path, name in names.items()})
@@ -358,7 +361,7 @@ def write_page(
     )
 
 
-def _most_common(classes, selected):
+def _most_common(classes: Sequence[str] | None, selected: np.ndarray) -> tuple[str, float] | None:
     """Returns the most common class of the selected images and its relative frequency, or None without classes."""
     if classes is None:
         return None
@@ -366,7 +369,9 @@ def _most_common(classes, selected):
     return str(names[counts.argmax()]), counts.max() / counts.sum()
 
 
-def _map(images, vectors, clusters, rows, seed):
+def _map(
+    images: Images, vectors: np.ndarray, clusters: analysis.Clusters, rows: np.ndarray, seed: int
+) -> dict[str, Any]:
     """Returns the template values for the map. Points are colored by class or, without classes, by cluster."""
     points, method = analysis.map_points(vectors[rows], seed)
     if images.classes is None:
@@ -392,7 +397,7 @@ def _map(images, vectors, clusters, rows, seed):
     )
 
 
-def _classes(classes, neighbors):
+def _classes(classes: Sequence[str], neighbors: similarity.Neighbors) -> dict[str, Any]:
     """Returns the values for the template's class section: nearest-neighbor accuracies, and confused classes."""
     names, labels = np.unique(classes, return_inverse=True)
     predictions = analysis.predict_from_neighbors(neighbors.indices[:, :KNN_NEIGHBORS], labels)
@@ -420,7 +425,7 @@ def _classes(classes, neighbors):
     )
 
 
-def _shown_images(page):
+def _shown_images(page: Mapping[str, Any]) -> Iterator[int]:
     """Yields the indices of the images for which the page needs a thumbnail."""
     for query, _, rows in page["queries"]:
         yield from (query, *(row for row, _ in rows))
@@ -434,7 +439,9 @@ def _shown_images(page):
             yield from example
 
 
-def _make_thumbnails(paths, rows, side, quality=80):
+def _make_thumbnails(
+    paths: Sequence[str], rows: Sequence[int] | np.ndarray, side: int, quality: int = 80
+) -> dict[int, str | None]:
     """Returns a dict mapping indices to thumbnails (see `thumbnails.encode`)."""
     images, encoded = thumbnails.load_thumbnails([paths[row] for row in rows], side), {}
     for row, image in zip(rows, progress.terminal_bar(images, len(rows), "thumbnails")):
@@ -443,7 +450,7 @@ def _make_thumbnails(paths, rows, side, quality=80):
     return encoded
 
 
-def _render(page):
+def _render(page: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__))),
         autoescape=True,
@@ -457,7 +464,7 @@ def _render(page):
     return environment.get_template("gallery.html.jinja").render(page)
 
 
-def _finalize(value):
+def _finalize(value: object) -> object:
     """Escapes control characters in a template value, except in the output of macros and filters, which is HTML."""
     return (
         console.printable_name(value)

@@ -60,7 +60,7 @@ def open_writer(out: str, name: str, columns: list[str] | None = None) -> Iterat
 
 
 @contextlib.contextmanager
-def _npz_writer(path, name, columns):
+def _npz_writer(path: str, name: str, columns: list[str] | None) -> Iterator[Add]:
     """Writes the arrays `files` [n], `name` [n, d] and, if there are classes, `classes` [n] and `class_names` [d]."""
     strings, widths = {}, set()
     with tempfile.TemporaryFile(dir=os.path.dirname(path)) as raw, open(path, "wb") as file:
@@ -81,7 +81,7 @@ def _npz_writer(path, name, columns):
 
 
 @contextlib.contextmanager
-def _csv_writer(path, name, columns):
+def _csv_writer(path: str, name: str, columns: list[str] | None) -> Iterator[Add]:
     """Writes one line per image, and quotes cells that a spreadsheet would evaluate as formulas."""
     del name
     with open(path, "w", newline="", encoding="utf-8") as file:
@@ -105,12 +105,12 @@ def quote_path(path: str) -> str:
     return f"./{path}" if path.startswith(_FORMULA_STARTS) else path
 
 
-def _quote(text):
+def _quote(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 
 @contextlib.contextmanager
-def _parquet_writer(path, name, columns):
+def _parquet_writer(path: str, name: str, columns: list[str] | None) -> Iterator[Add]:
     """Writes columns of strings and a column of lists. The metadata of the schema contains the class names."""
     import pyarrow  # Imported here because only this format requires it.
     from pyarrow import parquet

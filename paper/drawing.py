@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 import math
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -88,7 +90,7 @@ def read_csv(
     return rows
 
 
-def _average(rows, columns, measure="accuracy"):
+def _average(rows: pd.DataFrame, columns: Sequence[str], measure: str = "accuracy") -> pd.DataFrame:
     """Averages the accuracies of rows with the same values in `columns`, such as those of runs with other seeds.
 
     Returns a table with the given columns, the mean accuracy, and the columns `standard_deviation`
@@ -100,7 +102,7 @@ def _average(rows, columns, measure="accuracy"):
     ).reset_index()
 
 
-def _without_deviations(rows):
+def _without_deviations(rows: pd.DataFrame) -> pd.DataFrame:
     """Removes the columns with standard deviations if no rows were averaged."""
     return rows if (rows["runs"] > 1).any() else rows.drop(columns=["standard_deviation", "runs"])
 
@@ -122,7 +124,7 @@ def read_images(paths: list[str] | None) -> list[np.ndarray]:
     ]
 
 
-def _panels(rows, columns, size=1.9):
+def _panels(rows: int, columns: int, size: float = 1.9) -> tuple[plt.Figure, Any]:
     figure, axes = plt.subplots(
         rows, columns, figsize=(size * columns, size * rows + 0.3), squeeze=False
     )
@@ -436,7 +438,7 @@ def batches(csv: str, out: str, measure: str = "accuracy", average: str = "") ->
     return save(figure, rows if averaged else _without_deviations(rows), out, "batches")
 
 
-def _grouped_bars(axis, rows, x, measure="accuracy"):
+def _grouped_bars(axis: plt.Axes, rows: pd.DataFrame, x: str, measure: str = "accuracy") -> None:
     """Plots groups of bars that show accuracies in percent, with error bars where accuracies were averaged.
 
     Args:
@@ -504,7 +506,7 @@ def parameters(csv: str, out: str) -> str:
     return _parameters_figure(_read_parameters(csv), out, "parameters")
 
 
-def _read_parameters(path):
+def _read_parameters(path: str) -> pd.DataFrame:
     return read_csv(path, _PARAMETER_COLUMNS, numeric=("million parameters", "accuracy"))
 
 
@@ -535,7 +537,7 @@ def methods(csv: str | None, out: str) -> str:
     return _parameters_figure(pd.concat(tables), out, "methods")
 
 
-def _parameters_figure(rows, out, figure_name):
+def _parameters_figure(rows: pd.DataFrame, out: str, figure_name: str) -> str:
     """Plots one marker per network, labeled with its name, and saves the figure. Shortens ResNet-50 to R50."""
     rows = _average(rows, _PARAMETER_COLUMNS[:3])
     figure, axis = plt.subplots(figsize=(8, 5.5))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from typing import Any
 
 from runtime import command_line, console, tensorflow_startup
 from runtime.paths import check_paths
@@ -36,13 +37,13 @@ _CSV = dict(
 )
 
 
-def _parse_seed(text):
+def _parse_seed(text: str) -> int:
     if not re.fullmatch("[0-9]{1,9}", text):
         raise argparse.ArgumentTypeError(f"must be an integer from 0 to 999999999; got {text}")
     return int(text)
 
 
-_FIGURES = {  # name -> (description, flags)
+_FIGURES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {  # name -> (description, flags)
     "operators": (
         "three random samples of each operator applied to the same image (extended version of"
         " Figure 4)",
@@ -122,7 +123,7 @@ _FIGURES = {  # name -> (description, flags)
 }
 
 
-def _parser():
+def _parser() -> argparse.ArgumentParser:
     parser = command_line.ArgumentParser(
         prog="python -m paper.figures",
         description=__doc__,

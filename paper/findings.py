@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 import numpy as np
 import pandas as pd
@@ -326,7 +327,9 @@ def compare(name: str, rows: pd.DataFrame, scale: str) -> list[Comparison]:
     ]
 
 
-def _compare(finding, rows, names):
+def _compare(
+    finding: Finding, rows: pd.DataFrame, names: Collection[str]
+) -> tuple[str] | tuple[str, float, float | None, float | None, Fit]:
     """Returns the values of a `Comparison` that depend on our results. `names` are those of all runs."""
     compared = (*finding.higher, *finding.lower)
     values = _values(rows, finding.metric)
@@ -346,7 +349,7 @@ def _compare(finding, rows, names):
     return verdict(low, high, finding.is_equality), difference, low, high, model
 
 
-def _values(rows, metric):
+def _values(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Returns our results for a metric, in percent, in the format that `fit` requires."""
     column, projection_column, *_ = _COLUMNS[metric]
     values = 100 * rows.pivot(index="run", columns="seed", values=column)
@@ -367,7 +370,7 @@ def paper_difference(name: str, finding: Finding) -> str:
     return f"{np.mean(higher) - np.mean(lower):+.1f}"
 
 
-def _paper_value(name, run_name, metric):
+def _paper_value(name: str, run_name: str, metric: str) -> float | None:
     """Returns the paper's result for a run, in percent, or None if the paper does not state it."""
     *_, measures, projection_measure = _COLUMNS[metric]
     if projection_measure and run_name.endswith(_ON_PROJECTION):

@@ -27,7 +27,7 @@ from runtime.paths import check_paths, check_writable_parent
 _PROBES = "color,rotation,noise,sobel"
 
 
-def _parser():
+def _parser() -> argparse.ArgumentParser:
     parser = command_line.ArgumentParser(
         prog="python -m paper.probes",
         description=__doc__,

@@ -6,6 +6,7 @@ import html
 import os
 import pathlib
 import shlex
+from collections.abc import Iterable, Sequence
 
 import markdown
 import pandas as pd
@@ -61,7 +62,7 @@ def write_report(names: list[str], runner: Runner) -> str:
     return text
 
 
-def _html(text):
+def _html(text: str) -> str:
     """Returns an HTML page with the contents of a Markdown document, preceded by links to its headings."""
     converter = markdown.Markdown(extensions=["tables", "md_in_html", "toc"])
     body = converter.convert(text)
@@ -72,7 +73,7 @@ def _html(text):
     )
 
 
-def _csv(rows):
+def _csv(rows: pd.DataFrame) -> str:
     """Returns the CSV file for the result of `results.table`."""
     public = rows.drop(columns=["_ours", "_paper"]).assign(
         **{"same direction": _same_direction(rows)}
@@ -81,7 +82,7 @@ def _csv(rows):
     return public.round(changes | _DECIMALS).convert_dtypes().to_csv(index=False)
 
 
-def _same_direction(rows):
+def _same_direction(rows: pd.DataFrame) -> pd.Series:
     """Returns a column that states whether our change has the same sign as the paper's, or None if it is unknown."""
     products = rows["change"] * rows["change in the paper"]
     is_known = products.notna() & (rows["change in the paper"] != 0)
@@ -91,7 +92,7 @@ def _same_direction(rows):
 # --------------------------------------------------------------------------------------------------------- Markdown
 
 
-def _markdown_table(titles, rows):
+def _markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns a Markdown table. The texts are HTML-escaped."""
     lines = [
         [html.escape(text, quote=False).replace("|", "\\|") for text in row]
@@ -101,7 +102,7 @@ def _markdown_table(titles, rows):
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _text(title, value):
+def _text(title: str, value: object) -> str:
     """Returns the text for a value in the column `title`. Our accuracies are converted to %, as in the paper."""
     if pd.isna(value):
         return ""
@@ -174,7 +175,7 @@ _FINDING_TITLES = [
 ]
 
 
-def _finding_row(comparison):
+def _finding_row(comparison: findings.Comparison) -> list[str]:
     low, high = comparison.low, comparison.high
     return [
         comparison.finding.text,
@@ -229,7 +230,7 @@ def section(name: str, rows: pd.DataFrame, runner: Runner, records: dict[str, Re
     return blocks
 
 
-def _data_markdown(data):
+def _data_markdown(data: pd.DataFrame) -> str:
     """Returns a table of data as a Markdown table."""
     titles = [title.replace("_", " ") for title in data]
     rows = data.itertuples(index=False)
@@ -280,7 +281,7 @@ def shown_table(
     return (list(texts), texts.to_numpy().tolist()), sentences
 
 
-def _settings(study, runner_):
+def _settings(study: studies.Study, runner_: Runner) -> str:
     """Describes the settings for our runs."""
     runs = study.runs_at(runner_.scale)
     recipes = dict.fromkeys(run.small_recipe for run in runs if not run.transfer)
@@ -290,7 +291,7 @@ def _settings(study, runner_):
     return f"Except for the flags below, our runs use the settings of {settings}."
 
 
-def _meaning_of_change(rows):
+def _meaning_of_change(rows: pd.DataFrame) -> str:
     """Returns a sentence that explains the column `change`, or ""."""
     if rows["change"].isna().all():
         return ""
@@ -306,7 +307,7 @@ def _meaning_of_change(rows):
     return f"Changes in accuracy are {start}, in percentage points."
 
 
-def _findings(comparisons):
+def _findings(comparisons: Sequence[findings.Comparison]) -> list[str]:
     """Returns a sentence with the noise and the number of seeds of each fit, and a table."""
     if not comparisons:
         return []
@@ -322,7 +323,7 @@ def _findings(comparisons):
     return [f"Findings:{text}", table]
 
 
-def _correlations(name, runner, records):
+def _correlations(name: str, runner: Runner, records: dict[str, Record]) -> list[str]:
     """Returns the result of `results.correlations` as one sentence per label fraction."""
     if name not in results.CORRELATED:
         return []
@@ -334,7 +335,7 @@ def _correlations(name, runner, records):
     ]
 
 
-def _flags(study, rows, runner):
+def _flags(study: studies.Study, rows: pd.DataFrame, runner: Runner) -> list[str]:
     """Returns a collapsible table with the flags of the runs, and the directories of their first seeds."""
     arguments = {run.name: shlex.join(runner.arguments(run)) for run in study.runs_at(runner.scale)}
     texts = [
@@ -351,7 +352,7 @@ def _flags(study, rows, runner):
 # ------------------------------------------------------------------------------------------------------------- plots
 
 
-def _plot(rows, folder, name, scale):
+def _plot(rows: pd.DataFrame, folder: str, name: str, scale: str) -> str:
     """Plots our results (dots) and the paper's (diamonds). Returns the Markdown for the image, or "".
 
     At the paper's scale, the plot shows accuracies (for Table 3, those of predictions from h).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from typing import Any
 
 import pandas as pd
 
@@ -120,7 +121,7 @@ def write_records(path: str, results: list[Result]) -> None:
     storage.write_bytes(path, text.encode())
 
 
-def _read_lines(path):
+def _read_lines(path: str) -> dict[str, Record]:
     records = {}
     if not storage.is_file(path):
         return records
@@ -169,7 +170,7 @@ def table(name: str, results: list[Result], runner: Runner) -> pd.DataFrame:
     return rows
 
 
-def _row(study, result, runner):
+def _row(study: studies.Study, result: Result, runner: Runner) -> dict[str, Any]:
     """Returns the row for a run, without the columns that depend on other runs."""
     run, record = result.run, result.record
     measures = {title: record.results.get(key) for title, key in MEASURES.items()}
@@ -232,7 +233,7 @@ def means(rows: pd.DataFrame) -> pd.DataFrame:
     return result.reset_index(drop=True)
 
 
-def _find_best(results, runner):
+def _find_best(results: list[Result], runner: Runner) -> list[bool]:
     """Returns whether the result of each transfer run does not differ significantly from that of the best run.
 
     Significance is determined by the permutation test. As in the paper, runs on the same data set

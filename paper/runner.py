@@ -11,6 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import config as config_lib
 from checkpoints.lock import InUse, Lock
@@ -18,6 +19,9 @@ from paper import studies
 from runtime import child_processes, console, signals
 from runtime.errors import JobFailed, TrainingDiverged, UserError
 from runtime.paths import hashed_name
+
+if TYPE_CHECKING:  # It loads TensorFlow, which most commands do not need.
+    from checkpoints.records import Record
 
 _RECIPES = "paper/recipes"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -163,14 +167,14 @@ class Runner:
             *([self._probe_command(run, directory)] if run.probe else []),
         ]
 
-    def _split_extra(self, *names):
+    def _split_extra(self, *names: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Splits the additional settings into those with a name in `names` or about access to the data, and others."""
         own, others, names = {}, {}, (*names, *config_lib.settings_with("data_access"))
         for name, value in self.extra.items():
             (own if name in names else others)[name] = value
         return own, others
 
-    def _probe_command(self, run, directory):
+    def _probe_command(self, run: studies.Run, directory: str) -> list[str]:
         config = self.config(run)
         return [
             *("-m", "paper.probes", f"--checkpoint={directory}", f"--probes={run.probe}"),
@@ -185,7 +189,7 @@ class Runner:
 
     def run_all(
         self, runs: list[tuple[str, studies.Run]]
-    ) -> Iterator[tuple[str, studies.Run, Record]]:  # noqa: F821 (imported in `run`)
+    ) -> Iterator[tuple[str, studies.Run, Record]]:
         """Executes runs, given as (study name, run). Yields (study name, run, `Record`) for each run.
 
         Runs that are being executed by other processes are postponed until no other runs remain. If
@@ -194,6 +198,7 @@ class Runner:
         Raises:
           UserError, errors.Stopped: see `run`.
         """
+        logged: set[str | tuple[str, str]]
         remaining, logged = runs, set()
         while remaining:
             postponed = []
@@ -216,7 +221,7 @@ class Runner:
                     time.sleep(_POLL_SECONDS)
             remaining = postponed
 
-    def run(self, study: str, run: studies.Run) -> Record:  # noqa: F821
+    def run(self, study: str, run: studies.Run) -> Record:
         """Executes a run, preceded by the run that it starts from, if any. Output is written to run.log.
 
         Returns:
@@ -255,7 +260,9 @@ class Runner:
                 record = records.finish(directory, settings, results or {}, results is None)
         return record
 
-    def _execute(self, run, directory, lock):
+    def _execute(
+        self, run: studies.Run, directory: str, lock: Lock
+    ) -> dict[str, float | str] | None:
         """Executes the programs of a run, which inherit its lock. Returns the results, or None if training diverged."""
         try:
             for command in dataclasses.replace(self, base=os.path.abspath(self.base)).commands(run):
@@ -267,7 +274,7 @@ class Runner:
         return _read_results(run, directory)
 
 
-def _quoted_flags(settings):
+def _quoted_flags(settings: dict[str, Any]) -> list[str]:
     """Returns the argument --flags with settings of run.py, or nothing if there are none."""
     return [f"--flags={shlex.join(config_lib.as_flags(settings))}"] if settings else []
 
@@ -279,7 +286,7 @@ def find_file(directory: str, name: str) -> str:
     return path if os.path.exists(path) or not found else found[0]
 
 
-def _read_results(run, directory):
+def _read_results(run: studies.Run, directory: str) -> dict[str, float | str]:
     """Returns the metrics that the programs of a run wrote. Raises `UserError` if a file is corrupt."""
     from runtime import storage
 

@@ -54,7 +54,7 @@ def schedule(runs: list[tuple[str, studies.Run]], runner: Runner) -> list[Schedu
     return sorted(scheduled, key=lambda item: item.stage)
 
 
-def _starts(run):
+def _starts(run: studies.Run) -> list[tuple[str, studies.Run]]:
     """Returns (study name, run) pairs for the runs whose weights a run depends on, directly or indirectly."""
     starts = []
     while run.starts_from:

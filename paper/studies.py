@@ -11,7 +11,8 @@ import itertools
 import math
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -129,7 +130,7 @@ class Study:
         ]
 
 
-def read_numbers(name: str) -> list[dict]:
+def read_numbers(name: str) -> list[dict[str, Any]]:
     """Returns the rows of paper/numbers/<name>.csv as dicts that map column headers to numbers or text.
 
     Cells that contain "-" (a dash in the paper) are omitted.
@@ -138,18 +139,20 @@ def read_numbers(name: str) -> list[dict]:
     return [{header: value for header, value in row.items() if pd.notna(value)} for row in rows]
 
 
-def _top_1(number):
+def _top_1(number: float) -> dict[str, float]:
     return {"top-1": number}
 
 
 _STRENGTHS = {"1/8": 0.125, "1/4": 0.25, "1/2": 0.5, "1": 1.0}
-_SUPERVISED = dict(recipe="imagenet_supervised.cfg", small_recipe="study_small_supervised.cfg")
+_SUPERVISED: dict[str, Any] = dict(
+    recipe="imagenet_supervised.cfg", small_recipe="study_small_supervised.cfg"
+)
 
 
-def _color_strengths(method, **recipes):
+def _color_strengths(method: str, **recipes: Any) -> tuple[Run, ...]:
     """Returns the runs for one row of Table 1: color distortion strengths, blur and AutoAugment."""
     (row,) = (row for row in read_numbers("table_1") if row["Methods"] == method)
-    columns = [
+    columns: list[tuple[str, str, dict[str, Any]]] = [
         (
             name,
             f"Color distortion strength: {name}",
@@ -174,7 +177,7 @@ _OPERATORS = ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")
 _SMALL_OPERATORS = ("crop", "color", "sobel")
 
 
-def _pairs():
+def _pairs() -> tuple[Run, ...]:
     """Returns the runs for Figure 5: one or two transformations, applied to only one branch."""
     return tuple(
         Run(
@@ -186,7 +189,7 @@ def _pairs():
     )
 
 
-def _flips():
+def _flips() -> tuple[Run, ...]:
     """Returns the runs for Appendix A, with and without random flips."""
     flags = {"with": {}, "without": dict(random_flip=False)}
     return tuple(
@@ -198,11 +201,13 @@ def _flips():
 _WIDTHS = (1, 2, 4)
 
 
-def _network(width, depth=50):
+def _network(width: int, depth: int = 50) -> str:
     return f"ResNet-{depth} ({width}x)"
 
 
-def _by_width(rows, header="Architecture"):
+def _by_width(
+    rows: Iterable[dict[str, Any]], header: str = "Architecture"
+) -> dict[int, dict[str, Any]]:
     """Returns a dict mapping widths to rows for the three networks. The paper writes ResNet-50 for ResNet-50 (1x)."""
     rows_by_name = {row[header]: row for row in rows}
     return {
@@ -210,12 +215,12 @@ def _by_width(rows, header="Architecture"):
     }
 
 
-def _simclr_rows(name):
+def _simclr_rows(name: str) -> dict[int, dict[str, Any]]:
     """Returns a dict mapping widths to SimCLR's rows in a table that compares methods."""
     return _by_width([row for row in read_numbers(name) if row["Method"] == "SimCLR (ours)"])
 
 
-def _cited_rows(name):
+def _cited_rows(name: str) -> list[tuple[str, dict[str, Any]]]:
     """Returns a table's rows for methods other than SimCLR, as (label, row) pairs."""
     return [
         (f"{row['Method'].split(' (')[0]}, {row['Architecture'].removesuffix(' (*)')}", row)
@@ -224,7 +229,7 @@ def _cited_rows(name):
     ]
 
 
-def _broader():
+def _broader() -> tuple[Run, ...]:
     """Returns the runs for Appendix B.2 and, for comparison, those for Table 6 (without broader augmentation)."""
     tables = {
         "simclr": _simclr_rows("table_6"),
@@ -242,10 +247,10 @@ def _broader():
     )
 
 
-def _losses():
+def _losses() -> tuple[Run, ...]:
     """Returns the runs for Table 4."""
     (row,) = read_numbers("table_4")
-    columns = {
+    columns: dict[str, tuple[str, dict[str, Any]]] = {
         "margin": ("Margin", dict(contrastive_loss="margin_triplet", negatives="cross_view")),
         "NT-Logistic": (
             "NT-Logi.",
@@ -276,7 +281,7 @@ def _losses():
     )
 
 
-def _tuning():
+def _tuning() -> tuple[Run, ...]:
     """Returns the runs for the grids in Appendix B.10: learning rate x margin, and learning rate x temperature.
 
     Table 4 also has results with semi-hard negative mining, so each grid exists with and without
@@ -321,7 +326,7 @@ def _tuning():
     return tuple(runs)
 
 
-def _temperatures():
+def _temperatures() -> tuple[Run, ...]:
     """Returns the runs for Table 5."""
     evaluation = dict(eval_protocol="linear_head,contrastive", eval_batch_size=4096)
     small = dict(eval_protocol="linear_head,lbfgs,contrastive", eval_batch_size=256)
@@ -341,7 +346,7 @@ def _temperatures():
     )
 
 
-def _heads():
+def _heads() -> tuple[Run, ...]:
     """Returns the runs for Figure 8: different projection heads and output dimensions.
 
     At the paper's scale, a linear classifier is trained on h in one run and on g(h) in another. At
@@ -379,7 +384,7 @@ def _heads():
     return tuple(runs)
 
 
-def _batches():
+def _batches() -> tuple[Run, ...]:
     """Returns the runs for Figure 9 (top-1), Figure B.1 (top-5) and Table B.1.
 
     At the small scale, batch sizes are divided by 8, so linear and square-root scaling result in
@@ -410,7 +415,7 @@ def _batches():
     return tuple(runs)
 
 
-def _networks(depths, widths):
+def _networks(depths: Sequence[int], widths: Sequence[int]) -> tuple[Run, ...]:
     """Returns the runs for Figure 7: 100 epochs of pretraining, and 90 epochs of supervised training.
 
     The paper does not list the networks with supervised training, so the study includes such a run
@@ -428,7 +433,7 @@ def _networks(depths, widths):
     return tuple(runs)
 
 
-def _long_networks():
+def _long_networks() -> tuple[Run, ...]:
     """Returns the runs for Figure 7 with 1000 epochs of pretraining. Their results are also in Table 6."""
     return tuple(
         Run(
@@ -440,7 +445,7 @@ def _long_networks():
     )
 
 
-def _from_scratch_numbers():
+def _from_scratch_numbers() -> dict[int, dict[str, float]]:
     """Returns a dict that maps widths of ResNet-50 to results of supervised training with crops and flips."""
     # 90 epochs
     short = next(row for row in read_numbers("table_b3") if row["Model"] == "ResNet-50")
@@ -450,7 +455,7 @@ def _from_scratch_numbers():
     }
 
 
-def _all_labels_numbers(training, width):
+def _all_labels_numbers(training: str, width: int) -> dict[str, float]:
     """Returns the results for ResNet-50 of the given width, trained with all labels (text of Appendix B.2)."""
     return next(
         (
@@ -473,7 +478,7 @@ _SMALL_CIFAR_RATES = {rate: round(rate / 10, 3) for rate in _CIFAR_RATES}
 _SMALL_CIFAR_EPOCHS = {epochs: max(epochs // 250, 1) for epochs in _CIFAR_EPOCHS}
 
 
-def _cifar_run(name, temperature, batch, rate, epochs):
+def _cifar_run(name: str, temperature: float, batch: int, rate: float, epochs: int) -> Run:
     """Returns a run for Figure B.7 or B.8. The recipe sets learning_rate=1.0 and train_epochs=1000."""
     changed = dict(learning_rate=rate, train_epochs=epochs)
     small = dict(learning_rate=_SMALL_CIFAR_RATES[rate], train_epochs=_SMALL_CIFAR_EPOCHS[epochs])
@@ -486,7 +491,7 @@ def _cifar_run(name, temperature, batch, rate, epochs):
     )
 
 
-def _cifar_temperatures():
+def _cifar_temperatures() -> tuple[Run, ...]:
     """Returns the runs for Figure B.8: a grid of temperatures, batch sizes, learning rates and numbers of epochs."""
     return tuple(
         _cifar_run(
@@ -503,7 +508,7 @@ def _cifar_temperatures():
     )
 
 
-def _cifar_batches():
+def _cifar_batches() -> tuple[Run, ...]:
     """Returns the runs for Figure B.7: a grid of batch sizes, numbers of epochs and learning rates."""
     return tuple(
         _cifar_run(f"batch {batch}, {epochs} epochs, rate {rate}", 0.5, batch, rate, epochs)
@@ -511,7 +516,7 @@ def _cifar_batches():
     )
 
 
-def _cifar():
+def _cifar() -> tuple[Run, ...]:
     """Returns the runs for Appendix B.9 that compare SimCLR with supervised training on CIFAR-10."""
     simclr, supervised = (_top_1(row["Top 1"]) for row in read_numbers("appendix_b9")[:2])
     return (
@@ -531,7 +536,7 @@ def _cifar():
     )
 
 
-def _probes():
+def _probes() -> tuple[Run, ...]:
     """Returns the runs for Table 3: pretraining and one probe per row. g(h) has the same number of dimensions as h."""
     head = dict(num_proj_layers=2, proj_out_dim=2048)
     rows = {
@@ -552,7 +557,7 @@ def _probes():
     return tuple(runs)
 
 
-def _linear():
+def _linear() -> tuple[Run, ...]:
     """Returns the runs for Table 6 (linear evaluation after 1000 epochs), and the supervised run for Figure 1."""
     simclr = [
         Run(
@@ -576,13 +581,13 @@ def _linear():
     )
 
 
-def _linear_ways():
+def _linear_ways() -> tuple[Run, ...]:
     """Returns the runs that compare the three methods of linear evaluation in Appendix B.6.
 
     The result of the first run is also in Table 6. At the small scale, all three runs evaluate a
     linear head.
     """
-    recipes = dict(
+    recipes: dict[str, Any] = dict(
         recipe="imagenet_linear.cfg",
         small_recipe="study_small_labels.cfg",
         starts_from=("linear", _network(1)),
@@ -612,12 +617,15 @@ def _linear_ways():
     )
 
 
-def _linear_numbers(row):
+def _linear_numbers(row: Mapping[str, Any]) -> dict[str, float]:
     headers = {"million parameters": "Param (M)", "top-1": "Top 1", "top-5": "Top 5"}
     return {measure: row[header] for measure, header in headers.items() if header in row}
 
 
-def _few_labels(starts, columns):
+def _few_labels(
+    starts: Sequence[tuple[str, tuple[str, str], dict[str, Any]]],
+    columns: Iterable[tuple[str, str, dict[str, Any], dict[str, list[float | None]]]],
+) -> tuple[Run, ...]:
     """Returns the runs that fine-tune pretrained networks on fractions of the labels.
 
     Args:
@@ -641,7 +649,9 @@ def _few_labels(starts, columns):
     )
 
 
-def _widths_after(study, name=lambda width: _network(width)):
+def _widths_after(
+    study: str, name: Callable[[int], str] = lambda width: _network(width)
+) -> list[tuple[str, tuple[str, str], dict[str, Any]]]:
     """Returns the argument `starts` of `_few_labels` for the ResNet-50 runs of a study at three widths."""
     return [
         (_network(width), (study, name(width)), dict(width_multiplier=width)) for width in _WIDTHS
@@ -652,7 +662,7 @@ _LENGTHS = (50, 100, 200, 400, 800, 1600, 3200)
 _LENGTH_BATCHES = tuple(2**exponent for exponent in range(8, 16))  # 256 to 32,768
 
 
-def _lengths():
+def _lengths() -> tuple[Run, ...]:
     """Returns the runs for Figure B.2: batch sizes and numbers of epochs, with square-root learning-rate scaling.
 
     The paper does not specify all values, so the study is a grid in which each value is twice the
@@ -684,7 +694,9 @@ def _lengths():
     return tuple(runs)
 
 
-def _depths_and_widths(depths, widths):
+def _depths_and_widths(
+    depths: Sequence[int], widths: Sequence[int]
+) -> list[tuple[str, tuple[str, str], dict[str, Any]]]:
     """Returns the argument `starts` of `_few_labels` for runs in the study `networks`."""
     return [
         (
@@ -697,7 +709,8 @@ def _depths_and_widths(depths, widths):
     ]
 
 
-_LABEL_FRACTIONS = {  # maps label fractions to pairs of a recipe and small-scale flags
+# maps label fractions to pairs of a recipe and small-scale flags
+_LABEL_FRACTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "1 %": ("imagenet_1pct.cfg", dict(label_fraction=0.01)),
     "10 %": ("imagenet_10pct.cfg", dict(label_fraction=0.1, train_batch_size=128, train_epochs=30)),
     "100 %": (
@@ -708,7 +721,9 @@ _LABEL_FRACTIONS = {  # maps label fractions to pairs of a recipe and small-scal
 _FEW = ("1 %", "10 %")
 
 
-def _few_labels_columns(fractions, tables=None):
+def _few_labels_columns(
+    fractions: Iterable[str], tables: Mapping[str, Mapping[int, dict[str, Any]]] | None = None
+) -> list[tuple[str, str, dict[str, Any], dict[str, list[float | None]]]]:
     """Returns the argument `columns` of `_few_labels`.
 
     Args:
@@ -729,14 +744,14 @@ def _few_labels_columns(fractions, tables=None):
     ]
 
 
-def _few_labels_number(row, fraction, measure):
+def _few_labels_number(row: Mapping[str, Any], fraction: str, measure: str) -> float | None:
     """Returns a table row's value for a label fraction and a metric (top-1 or top-5), or None if it is missing."""
     return row.get(
         f"Label fraction: {fraction.replace(' ', '')}: {measure.replace('-', ' ').capitalize()}"
     )
 
 
-def _few_labels_cited():
+def _few_labels_cited() -> tuple[tuple[str, dict[str, float]], ...]:
     """Returns the results of other methods in Table 7 (top-5) and Table B.4 (top-1), as (name, dict) pairs."""
     cited = {}
     for table, measure in (("table_7", "top-5"), ("table_b4", "top-1")):
@@ -751,7 +766,7 @@ def _few_labels_cited():
     return tuple(cited.items())
 
 
-def _supervised_long():
+def _supervised_long() -> tuple[Run, ...]:
     """Returns the runs for Table B.3: longer supervised training with SimCLR's augmentations, and with AutoAugment.
 
     A footnote says that AutoAugment is best "between 900 and 500 epochs"; 900 may be a typo for 90.
@@ -789,7 +804,7 @@ def _supervised_long():
     return tuple(runs)
 
 
-def _all_labels():
+def _all_labels() -> tuple[Run, ...]:
     """Returns the runs for the results with all labels in the text of Appendix B.2.
 
     The runs are fine-tuning after pretraining without broader augmentation, and training from
@@ -844,7 +859,7 @@ _TRANSFER_METRICS = {
 }
 
 
-def _transfers(width, table):
+def _transfers(width: int, table: str) -> tuple[Run, ...]:
     """Returns the runs for Table 8 or B.5."""
     encoders = {
         "SimCLR (ours)": ("SimCLR", ("linear", _network(width))),
@@ -884,7 +899,7 @@ def _transfers(width, table):
 _SMALL_SEARCH = dict(steps=150, learning_rates="0.01,0.1", weight_decays="0,0.0001", batch_size=64)
 
 
-def _small_transfers():
+def _small_transfers() -> tuple[Run, ...]:
     """Returns the runs that transfer from CIFAR-10 to handwritten digits, with the default splits."""
     encoder = ("color", "1/2")
     return tuple(
@@ -904,7 +919,7 @@ def _small_transfers():
     )
 
 
-def _named_rows(table, header):
+def _named_rows(table: str, header: str) -> tuple[tuple[str, dict[str, Any]], ...]:
     """Returns a table's rows as pairs: the value in the column `header`, and a dict of the other columns."""
     return tuple(
         (row[header], {title: value for title, value in row.items() if title != header})
@@ -912,12 +927,12 @@ def _named_rows(table, header):
     )
 
 
-def _replace(pattern, replacement):
+def _replace(pattern: str, replacement: str) -> Callable[[str], str]:
     """Returns a function that applies a regular-expression substitution to a run's name to get its baseline's name."""
     return lambda name: re.sub(pattern, replacement, name)
 
 
-def _baseline_of_batch(name):
+def _baseline_of_batch(name: str) -> str:
     """Returns the name of the baseline for a run.
 
     For linear scaling, the baseline is the corresponding run with square-root scaling. For other
@@ -930,7 +945,7 @@ def _baseline_of_batch(name):
     )
 
 
-def _baseline_of_network(name):
+def _baseline_of_network(name: str) -> str:
     """Returns the name of a run's baseline run.
 
     The baseline is the same network pretrained for 100 epochs or, if the run is itself such a run,
@@ -940,7 +955,7 @@ def _baseline_of_network(name):
     return _network(1, 18) if same_network == name else same_network
 
 
-def _baseline_of_transfer(name):
+def _baseline_of_transfer(name: str) -> str:
     """Returns the name of a run's baseline run.
 
     The baseline uses the supervised encoder. For transfer to digits, it is training from scratch.

@@ -42,6 +42,7 @@ repeated runs, but never removes any.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 
 import config as config_lib
 from paper import runner as runner_lib
@@ -51,13 +52,13 @@ from runtime.errors import UserError, first_line
 from runtime.paths import check_paths
 
 
-def _find_all(names):
+def _find_all(names: Sequence[str]) -> list[str]:
     """Returns the names of the matching studies, without duplicates, or of all studies if `names` is empty."""
     keys = [key for name in names for key in studies.find_studies(name)]
     return list(dict.fromkeys(keys)) if names else list(studies.STUDIES)
 
 
-def _list():
+def _list() -> None:
     rows = [
         (
             name,
@@ -71,7 +72,7 @@ def _list():
     console.log(console.format_table("studies", rows))
 
 
-def _show(names):
+def _show(names: Sequence[str]) -> None:
     for key in names:
         study = studies.STUDIES[key]
         rows = [(run.name, _as_text(run.paper)) for run in study.runs]
@@ -85,11 +86,11 @@ def _show(names):
         console.log(console.format_table(title, rows))
 
 
-def _as_text(numbers):
+def _as_text(numbers: Mapping[str, object]) -> str:
     return "   ".join(f"{measure} {number}" for measure, number in numbers.items())
 
 
-def _with_runs(names, scale):
+def _with_runs(names: Sequence[str], scale: str) -> list[str]:
     """Returns the studies that have runs at `scale`. Raises `UserError` if no study has any."""
     names_with_runs = [name for name in names if studies.STUDIES[name].runs_at(scale)]
     if not names_with_runs:
@@ -100,7 +101,13 @@ def _with_runs(names, scale):
     return names_with_runs
 
 
-def _commands(names, runner, num_seeds, stage, use_runner):
+def _commands(
+    names: Sequence[str],
+    runner: runner_lib.Runner,
+    num_seeds: int,
+    stage: int | None,
+    use_runner: bool,
+) -> None:
     """Prints the commands of all stages, with comments, or only the commands of one stage."""
     runs = schedule.runs_of(_with_runs(names, runner.scale), runner.scale, num_seeds)
     for pair in runs:
@@ -127,7 +134,9 @@ def _commands(names, runner, num_seeds, stage, use_runner):
                 console.log(f"# identical to the run above: {' '.join(item.names[1:])}")
 
 
-def _select(runs, only, scale):
+def _select(
+    runs: list[tuple[str, studies.Run]], only: Sequence[str], scale: str
+) -> list[tuple[str, studies.Run]]:
     """Returns those of the given runs whose names are in `only`, or all of them if `only` is empty."""
     # Without a seed, a name selects the run with all seeds.
     names = [
@@ -143,7 +152,9 @@ def _select(runs, only, scale):
     return [pair for names_of_run, pair in zip(names, runs) if not only or names_of_run & set(only)]
 
 
-def _run(names, runner, num_seeds, only):
+def _run(
+    names: Sequence[str], runner: runner_lib.Runner, num_seeds: int, only: Sequence[str]
+) -> None:
     """Executes the runs and logs their accuracies and directories."""
     runs = schedule.runs_of(_with_runs(names, runner.scale), runner.scale, num_seeds)
     runs = _select(runs, only, runner.scale)
@@ -159,7 +170,7 @@ def _run(names, runner, num_seeds, only):
         )
 
 
-def _parser():
+def _parser() -> argparse.ArgumentParser:
     parser = command_line.ArgumentParser(
         prog="python -m paper.tables",
         description=__doc__,

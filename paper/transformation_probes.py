@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
@@ -21,14 +23,14 @@ _SEED = 1
 _BATCH_SIZE = 256
 
 
-def _with_identity(function):
+def _with_identity(function: Callable) -> list[tuple[float, Callable]]:
     """Returns two equally likely classes: unchanged images, and images transformed by `function`."""
     return [(0.5, lambda channels, seeds: channels), (0.5, function)]
 
 
 # Maps the name of each probe to its classes, which are pairs of a probability and a function of
 # channels and seeds.
-PROBES = {
+PROBES: dict[str, list[tuple[float, Callable]]] = {
     "color": [
         (0.8, lambda channels, seeds: channels),
         (0.2, lambda channels, seeds: data_util.to_grayscale(channels)),

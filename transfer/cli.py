@@ -22,7 +22,7 @@ from runtime.paths import check_paths
 from transfer import tasks
 
 
-def _list():
+def _list() -> None:
     console.log(
         console.format_table(
             "the paper's twelve data sets",
@@ -60,7 +60,7 @@ def _numbers(minimum: float) -> Callable:
     return numbers
 
 
-def _parser():
+def _parser() -> argparse.ArgumentParser:
     parser = command_line.ArgumentParser(
         prog="python -m transfer",
         description=__doc__,
@@ -126,7 +126,7 @@ def _parser():
     return parser
 
 
-def _add_common(command, run, protocol):
+def _add_common(command: argparse.ArgumentParser, run: str, protocol: str) -> None:
     """Adds the flags that the commands `linear`, `finetune` and `scratch` share."""
     command.set_defaults(run=run, protocol=protocol)
     command.add_argument(

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -47,7 +48,7 @@ def trial_settings(
       steps: training steps.
       batch_size: images per step.
     """
-    train_mode = dict(
+    train_mode: Any = dict(
         finetune=dict(train_mode="finetune", zero_init_logits_layer=True),
         scratch=dict(train_mode="supervised"),
     )[protocol]
@@ -72,7 +73,7 @@ def trial_settings(
     )
 
 
-def _rounded(value):
+def _rounded(value: float) -> float:
     """Returns a number as it is written in a command, so that names do not depend on rounding errors."""
     return float(f"{value:.6g}")
 
@@ -216,7 +217,7 @@ class GridSearch:
                         os.remove(entry)
         return finished
 
-    def _metric(self, record):
+    def _metric(self, record: Record) -> float | None:
         """Returns the metric of a trial, or None if training diverged."""
         metric = self.inputs.task.metric
         if record.diverged:

@@ -7,9 +7,11 @@ import functools
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tf_keras as keras
 
 import evaluate
 from checkpoints import records, restoring
@@ -87,9 +89,9 @@ def run_linear(arguments: argparse.Namespace) -> None:
     with inputs.open_output_dir():
         directory = hashed_name(os.path.join(inputs.config.model_dir, "linear"), settings)
         with records.timing(directory):
-            feature_sets = _extract_features(inputs, model, directory)
+            feature_sets: list[Any] = _extract_features(inputs, model, directory)
             path = os.path.join(directory, "sweep.json")
-            results, scores = linear(
+            results, scores = linear(  # type: ignore[call-arg, misc]
                 *feature_sets,
                 task.metric,
                 previous={
@@ -101,7 +103,9 @@ def run_linear(arguments: argparse.Namespace) -> None:
         records.finish(directory, settings, results)
 
 
-def _extract_features(inputs, model, directory):
+def _extract_features(
+    inputs: output.Inputs, model: keras.Model, directory: str
+) -> list[list[np.ndarray]]:
     """Returns features [n, d] and labels [n] or [n, classes] of the splits.
 
     The features are written to `directory`. If they already exist, they are read from there.

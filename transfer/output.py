@@ -149,7 +149,7 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
     return Inputs(arguments.protocol, checkpoint, task, config, source)
 
 
-def _adapt_splits(task, source, arguments):
+def _adapt_splits(task: Task, source: Source, arguments: argparse.Namespace) -> Task:
     """Returns the task with its default splits adapted to the user's own data set.
 
     A `validation` split is used for model selection. If `train` is the only split, its last fifth
@@ -200,7 +200,7 @@ def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:
     return labels.astype(np.int64), logits
 
 
-def _find_problem(labels, logits):
+def _find_problem(labels: np.ndarray, logits: np.ndarray) -> str | None:
     """Returns a description of the problem with labels and logits from a file, or None if they are valid."""
     if labels.dtype.kind not in "iu" or labels.ndim not in (1, 2):
         return f"labels are {labels.dtype} {labels.shape}, not integers [n] or [n, classes]"
