@@ -148,7 +148,7 @@ def complete(
     return config, lines
 
 
-def _reason_for_no_linear_head(config, source, recorded):
+def _reason_for_no_linear_head(config: Config, source: Source, recorded: Recorded) -> str | None:
     """Returns the reason why pretraining has no linear head, or None if it has one."""
     if not config.lineareval_while_pretraining:
         return "--nolineareval_while_pretraining"
@@ -236,7 +236,7 @@ def check_data(context: RunContext) -> None:
         )
 
 
-def _check_labels(config, source):
+def _check_labels(config: Config, source: Source) -> None:
     """Checks that the data has the labels that training and evaluation need."""
     names = set(evaluate.protocols(config, source)) if config.mode != "train" else set()
     names |= {"linear_head"} if config.eval_epochs and not config.pretraining else set()
@@ -273,7 +273,7 @@ def _check_labels(config, source):
         )
 
 
-def _check_resumed(config, source, recorded):
+def _check_resumed(config: Config, source: Source, recorded: Recorded) -> None:
     """Checks that a resumed run has the settings and the data that it started with, and logs accepted changes."""
     changes = run_directory.setting_changes(config, recorded)
     fixed = [changes[name] for name in settings_with("identity", "order") if name in changes]
@@ -364,7 +364,7 @@ def advice(context: RunContext) -> list[str]:
     return lines
 
 
-def _median_side(config, source):
+def _median_side(config: Config, source: Source) -> float:
     """Returns the median length of the shorter side of a few training images, in pixels."""
     records = source.records(config.train_split).take(_SAMPLED_IMAGES)
     sides = records.map(lambda key, item, label: tf.reduce_min(tf.shape(source.decode(item))[:2]))

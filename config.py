@@ -758,7 +758,7 @@ class Config:
         choices=("tf_config", "slurm"),
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check_value(field, getattr(self, field.name))
         for name, check in (
@@ -908,12 +908,12 @@ def settings_with(*roles: str) -> tuple[str, ...]:
     )
 
 
-def _split_names(text):
+def _split_names(text: str) -> tuple[str, ...]:
     """Splits a comma-separated list of names."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _check_value(field, value):
+def _check_value(field: dataclasses.Field, value: Any) -> None:
     """Checks one setting against the limits of its field."""
     default = "unset" if field.default is None else field.default
     if value is None:
@@ -1123,7 +1123,7 @@ _CONTRADICTIONS = (
 )
 
 
-def _check_combinations(config):
+def _check_combinations(config: Config) -> None:
     """Rejects settings without effect, and contradictions between settings."""
     for field in dataclasses.fields(config):
         only, value = field.metadata["only"], getattr(config, field.name)
@@ -1161,7 +1161,7 @@ def select_settings(content: dict, path: str) -> dict:
 # Flags in the commands of the original's READMEs. The original's TF1 code defines them, but the TF2
 # code does not.
 _IGNORED_FLAGS = ("train_summary_steps", "variable_schema")
-_DEFINE = {
+_DEFINE: dict[type, Callable] = {
     int: flags.DEFINE_integer,
     float: flags.DEFINE_float,
     bool: flags.DEFINE_bool,
@@ -1172,6 +1172,7 @@ _DEFINE = {
 def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines one absl flag for each field of `Config`, and the flags that are accepted but have no effect."""
     types = typing.get_type_hints(Config)
+    field: Any
     for field in dataclasses.fields(Config):
         flag_type = next(
             type_
@@ -1257,7 +1258,7 @@ def describe_parse_error(error: flags.Error) -> str:
     return line if line.endswith("?") else f"{line}. See `python run.py --help`."
 
 
-def _parse(arguments, flag):
+def _parse(arguments: list[str], flag: str) -> flags.FlagValues:
     values = flags.FlagValues()
     define_flags(values)
     try:

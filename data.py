@@ -22,7 +22,7 @@ from sources.source import Source
 _ORDER, _VIEWS, _EVAL_VIEWS = range(3)
 
 
-def _chunk_size(size, batch_size):
+def _chunk_size(size: int, batch_size: int) -> int:
     """Returns the size of a chunk, which is a group of images to augment together. The size divides `batch_size`.
 
     To fit in the CPU cache, a chunk is either a single image or has no more pixels than 32 images
@@ -32,7 +32,9 @@ def _chunk_size(size, batch_size):
     return max(count for count in range(1, min(limit, batch_size) + 1) if batch_size % count == 0)
 
 
-def _decode_windows(source, item, draw, size):
+def _decode_windows(
+    source: Source, item: tf.Tensor, draw: Callable, size: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Decodes only the image region covered by the crop windows.
 
     Args:
@@ -66,7 +68,9 @@ def _decode_windows(source, item, draw, size):
     return tf.cond(tf.io.is_jpeg(item), decode_jpeg_region, decode_all)
 
 
-def _batch_views(records, read, source, config, batch_size):
+def _batch_views(
+    records: tf.data.Dataset, read: Callable, source: Source, config: Config, batch_size: int
+) -> tf.data.Dataset:
     """Augments examples and batches their views.
 
     Args:
@@ -101,7 +105,7 @@ def _batch_views(records, read, source, config, batch_size):
 
         region, *windows = _decode_windows(source, item, draw, size)
         crops = [
-            data_util.resize_window(region, *window, size, size)
+            data_util.resize_window(region, *window, size, size)  # type: ignore[call-arg]
             for window in zip(*map(tf.unstack, windows))
         ]
         return tuple(crops) * (len(policies) // len(crops)), label, seed
@@ -117,7 +121,7 @@ def _batch_views(records, read, source, config, batch_size):
     return chunks.map(augment, PARALLEL_CALLS).rebatch(batch_size, drop_remainder=True)
 
 
-def _with_seed(seed, references):
+def _with_seed(seed: tf.Tensor, references: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset of (seed, reference) pairs."""
     # Use zip instead of map, because calling a function for every record would dominate the cost of
     # this stage.
@@ -256,7 +260,7 @@ def build_view_pairs(
     return with_prefetching(_batch_views(records, source.reader(split), source, config, batch_size))
 
 
-def _shards(input_context):
+def _shards(input_context: tf.distribute.InputContext | None) -> tuple[int, int]:
     if input_context is None:
         return 1, 0
     return input_context.num_input_pipelines, input_context.input_pipeline_id

@@ -144,13 +144,16 @@ def from_channels(channels: list[tf.Tensor]) -> tf.Tensor:
     return tf.reshape(tf.linalg.matrix_transpose(rows), [-1, height, width, len(channels)])
 
 
-def clip(channels: list[tf.Tensor]) -> list[tf.Tensor]:
+def clip(channels: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Clips all channels to [0, 1]."""
     return [tf.clip_by_value(channel, 0.0, 1.0) for channel in channels]
 
 
 def switch_per_image(
-    indices: tf.Tensor, functions: list[Callable], channels: list[tf.Tensor], arguments: tf.Tensor
+    indices: tf.Tensor,
+    functions: Sequence[Callable],
+    channels: list[tf.Tensor],
+    arguments: tf.Tensor,
 ) -> list[tf.Tensor]:
     """Applies `functions[indices[i]]` to image i, like a batched `tf.switch_case`.
 
@@ -182,7 +185,10 @@ def switch_per_image(
 
 
 def select_per_image(
-    indices: tf.Tensor, functions: list[Callable], channels: list[tf.Tensor], arguments: tf.Tensor
+    indices: tf.Tensor,
+    functions: Sequence[Callable],
+    channels: list[tf.Tensor],
+    arguments: tf.Tensor,
 ) -> list[tf.Tensor]:
     """Returns the same as `switch_per_image`, but applies every function to all images.
 
@@ -222,7 +228,7 @@ def adjust_contrast(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Ten
     ]
 
 
-def _extremes(red, green, blue):
+def _extremes(red: tf.Tensor, green: tf.Tensor, blue: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the maximum and the minimum of red, green and blue for each pixel."""
     return tf.maximum(tf.maximum(red, green), blue), tf.minimum(tf.minimum(red, green), blue)
 
@@ -277,9 +283,9 @@ def jitter_amounts(
     brightness_range = (
         factors if brightness == "multiplicative" else (-0.8 * strength, 0.8 * strength)
     )
-    low, high = np.float32([brightness_range, factors, factors, (-hue, hue)]).T
+    low, high = np.float32([brightness_range, factors, factors, (-hue, hue)]).T  # type: ignore[misc]
     draws = rng.uniforms(seeds, 8)
-    return draws[:, :4] * (high - low) + low, tf.math.top_k(draws[:, 4:], 4).indices
+    return draws[:, :4] * (high - low) + low, tf.math.top_k(draws[:, 4:], 4).indices  # type: ignore[has-type]
 
 
 def color_jitter(
@@ -317,7 +323,7 @@ def color_jitter(
     return channels
 
 
-def _with_clip(step):
+def _with_clip(step: Callable) -> Callable:
     return lambda channels, amount: clip(step(channels, amount))
 
 
@@ -351,7 +357,7 @@ def gaussian_blur(
     return batch if image.shape.rank == 4 else batch[0]
 
 
-def _correlate(batch, taps, axis):
+def _correlate(batch: tf.Tensor, taps: tf.Tensor, axis: int) -> tf.Tensor:
     """Correlates each image `batch[i]` with `taps[i]` along `axis`, using "VALID" padding.
 
     `batch` is [n, h, w, c], `taps` is [n, k], and `axis` is 1 (vertical) or 2 (horizontal).

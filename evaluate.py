@@ -88,7 +88,7 @@ def during_training(context: RunContext) -> RunContext:
     )
 
 
-def _splits_have_labels(config, source):
+def _splits_have_labels(config: Config, source: Source) -> bool:
     return all(source.has_labels(split) for split in (config.train_split, config.eval_split))
 
 
@@ -118,7 +118,7 @@ def eval_batches(
     return data.distribute(strategy, build)
 
 
-def _head_names(config, source, file):
+def _head_names(config: Config, source: Source, file: weight_files.WeightFile) -> list[str] | None:
     """Returns the class names recorded for a checkpoint's linear head, or None if they need not be matched.
 
     If the names differ from those of the data set, logs how they are matched. Raises `UserError` if
@@ -192,9 +192,9 @@ class Evaluator:
         )
         self._weights = weights_flag or f"--model_dir={config.model_dir}"
         self._batches = {}  # split -> distributed dataset
-        self._writer = None
+        self._writer: tf.summary.SummaryWriter | None = None
         # results for the untrained encoder and raw pixels, the same for all checkpoints
-        self._baselines = None
+        self._baselines: dict[str, float] | None = None
         self._logits = features.compile_function(
             strategy, lambda images: model(images, training=False)["logits_sup"]
         )
@@ -203,14 +203,15 @@ class Evaluator:
             self._encoders["/projections"] = features.compile_function(
                 strategy, features.projection_function(model)
             )
-        self._parts = None  # the batches of view pairs; each batch is divided into parts
+        # the batches of view pairs; each batch is divided into parts
+        self._parts: tf.data.Dataset | None = None
         self._embed_views = tf.function(self._project_views, autograph=False)
         self._losses = tf.function(self._contrastive_losses, autograph=False)
 
-    def __enter__(self):
+    def __enter__(self) -> Evaluator:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -242,7 +243,7 @@ class Evaluator:
         if self._is_chief:
             self._check()
             run_directory.check_writable(results_dir(self._config))
-        results = {"global_step": step}
+        results: dict[str, float] = {"global_step": step}
         if complete:
             decay = model_lib.add_weight_decay(
                 self._model, self._config.weight_decay, self._config.optimizer
@@ -274,7 +275,7 @@ class Evaluator:
             self._keep_best(step, results if complete else {})
         return results
 
-    def _finite(self, results, step):
+    def _finite(self, results: dict[str, float], step: int) -> dict[str, float]:
         """Returns the results of a protocol. Raises `UserError` if any of them is NaN or Inf."""
         for key, value in results.items():
             if not np.isfinite(value):
@@ -283,7 +284,7 @@ class Evaluator:
                 )
         return results
 
-    def _write(self, step, results):
+    def _write(self, step: int, results: dict[str, float]) -> None:
         self._check()
         write_results(results_dir(self._config), step, results)
         if self._writer is None:
@@ -293,7 +294,7 @@ class Evaluator:
         scalars = {key: value for key, value in results.items() if key != "global_step"}
         storage.write_scalars(self._writer, step, scalars)
 
-    def _keep_best(self, step, results):
+    def _keep_best(self, step: int, results: dict[str, float]) -> None:
         """Saves the weights to model_dir/best if their accuracy is the highest so far."""
         with (
             contextlib.nullcontext(os.path.join(results_dir(self._config), "best"))
@@ -339,7 +340,7 @@ class Evaluator:
                     # `keep` removes only older checkpoints, but the previous best may be newer.
                     checkpoint_files.remove(directory, other)
 
-    def _extract(self, function, split, step):
+    def _extract(self, function: Callable, split: str, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Applies a compiled function to a split, checks for NaN and Inf, and returns vectors and labels."""
         if split not in self._batches:
             self._batches[split] = eval_batches(self._config, self._source, split, self._strategy)
@@ -397,13 +398,15 @@ class Evaluator:
             mean_metrics.add(self._losses(tf.concat(z, 1)))
         return {f"eval/{name}": value for name, value in mean_metrics.means().items()}
 
-    def _project_views(self, images, batch_index, first_row):
+    def _project_views(
+        self, images: tuple[tf.Tensor, ...], batch_index: tf.Tensor, first_row: tf.Tensor
+    ) -> tf.Tensor:
         """Returns projections [number of views, rows, d] of consecutive rows of a batch, starting at `first_row`."""
         images = simclr.views(images, self._config, batch_index, first_row=first_row)
         z = self._model(tf.concat(images, 0), training=False)["proj_head_output"]
         return tf.reshape(z, [len(images), -1, z.shape[-1]])
 
-    def _contrastive_losses(self, z):
+    def _contrastive_losses(self, z: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns a dict of the contrastive loss and its metrics for projections [number of views, batch, d]."""
         terms, scalars = simclr.over_batch(
             None, tf.reshape(z, [-1, z.shape[-1]]), None, self._config
@@ -419,7 +422,7 @@ class Evaluator:
             results.update(self._baselines)
         return results
 
-    def _baseline_functions(self):
+    def _baseline_functions(self) -> dict[str, Callable]:
         # Training initializes weights with this seed.
         keras.utils.set_random_seed(self._config.seed + 1)
         with self._strategy.scope():
@@ -433,7 +436,7 @@ class Evaluator:
             for suffix, function in functions.items()
         }
 
-    def _probe(self, functions, step):
+    def _probe(self, functions: dict[str, Callable], step: int) -> dict[str, float]:
         """Runs `lbfgs` and `knn` on the outputs of `functions`, a dict mapping key suffixes to compiled functions."""
         config, names, results = self._config, self._protocol_names, {}
         for suffix, function in functions.items():
@@ -460,7 +463,11 @@ class Evaluator:
         return results
 
 
-def _check_labels(train_set, test_set, config):
+def _check_labels(
+    train_set: tuple[np.ndarray, np.ndarray],
+    test_set: tuple[np.ndarray, np.ndarray],
+    config: Config,
+) -> None:
     """Raises `UserError` if the splits have too few labels for training or testing."""
     num_classes = len(set(train_set[1].tolist()))
     if num_classes < 2 or not len(test_set[1]):
@@ -530,7 +537,7 @@ def new_checkpoints(model_dir: str, last_step: int, timeout: float) -> Iterator[
             time.sleep(min(_POLL_SECONDS, timeout / 10) if timeout else _POLL_SECONDS)
 
 
-def _required_parts(config, source):
+def _required_parts(config: Config, source: Source) -> tuple[str, ...]:
     """Returns the model parts that the protocols use, named as in `restoring.PARTS`."""
     names = protocols(config, source)
     projections = (
@@ -591,7 +598,9 @@ def evaluate_checkpoints(
                 console.log(console.format_table(title, rows))
 
 
-def _build_model(context, path, flag):
+def _build_model(
+    context: RunContext, path: str, flag: str
+) -> tuple[model_lib.Model, list[str] | None]:
     """Builds a model for the weights at `path`. Returns the model and, if they differ, the head's class names."""
     config, source = context.config, context.source
     head_names = _head_names(config, source, weight_files.open_weights(path, flag))
@@ -603,7 +612,7 @@ def _build_model(context, path, flag):
     return model, head_names
 
 
-def _is_usable(path, error):
+def _is_usable(path: str, error: Exception) -> bool:
     """Returns whether a checkpoint still exists and is not corrupt after an error. If not, logs why it is skipped."""
     if not tf.io.gfile.exists(f"{path}.index"):
         console.log(

@@ -12,7 +12,7 @@ import tf_keras as keras
 EETA_DEFAULT = 0.001
 
 
-def _l2_norm(tensor):
+def _l2_norm(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the l2 norm, computed in at least float32. Unlike `tf.norm`, this function does not store the squares."""
     tensor = tf.convert_to_tensor(tensor)
     return tf.sqrt(
@@ -123,7 +123,7 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
         self.eeta = eeta
         self._rules = {}
 
-    def _create_slots(self, var_list):
+    def _create_slots(self, var_list: list[tf.Variable]) -> None:
         """Creates the slots and evaluates the exclusion rules for every variable.
 
         The rules are evaluated here because updates see a replica's local copy of a variable, which
@@ -140,7 +140,9 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
                 adapt=not _matches(adaptation, var),
             )
 
-    def _resource_apply_dense(self, grad, var, apply_state=None):
+    def _resource_apply_dense(
+        self, grad: tf.Tensor, var: tf.Variable, apply_state: dict | None = None
+    ) -> tf.Operation:
         slot = self.get_slot(var, "Momentum")
         settings = (apply_state or {}).get(
             (var.device, var.dtype.base_dtype)
@@ -158,7 +160,9 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
         )
         return tf.group(slot.assign(velocity), var.assign(param))
 
-    def _resource_apply_sparse(self, grad, var, indices, apply_state=None):
+    def _resource_apply_sparse(
+        self, grad: tf.Tensor, var: tf.Variable, indices: tf.Tensor, apply_state: dict | None = None
+    ) -> None:
         raise ValueError(f"LARS does not support sparse gradients (variable {var.name})")
 
     def get_config(self) -> dict[str, Any]:
@@ -180,7 +184,7 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
         }
 
 
-def _matches(rule, var):
+def _matches(rule: Callable | list[str] | None, var: tf.Variable) -> bool:
     """Returns whether `rule` (a predicate, a list of patterns, or None) matches `var`."""
     if rule is None:
         return False

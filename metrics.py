@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -117,7 +118,7 @@ def embedding_std(z: tf.Tensor, strategy: tf.distribute.Strategy | None = None) 
       arXiv:2011.10566, section 4.1).
     """
     unit = tf.math.l2_normalize(tf.cast(z, tf.float32), -1)
-    variance = replicas.mean_and_variance(*tf.nn.moments(unit, [0]), strategy)[1]
+    variance = replicas.mean_and_variance(*tf.nn.moments(unit, [0]), strategy)[1]  # type: ignore[call-arg]
     return tf.reduce_mean(tf.sqrt(variance)) * tf.sqrt(tf.cast(tf.shape(z)[1], tf.float32))
 
 
@@ -274,10 +275,10 @@ class MeanMetrics:
 
     def clear(self) -> None:
         """Removes all scalars."""
-        self._sums = collections.Counter()
-        self._weights = collections.Counter()
+        self._sums: dict = collections.Counter()
+        self._weights: dict = collections.Counter()
 
-    def add(self, scalars: dict[str, float], weight: float = 1.0) -> None:
+    def add(self, scalars: Mapping[str, float], weight: float = 1.0) -> None:
         """Accumulates scalars, each of which is a mean over `weight` steps or examples."""
         for name, value in scalars.items():
             self._sums[name] += float(value) * weight

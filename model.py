@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -43,7 +43,7 @@ class LinearLayer(keras.layers.Layer):
         super().__init__(**kwargs)
         self.units = units
         self.use_bias = use_bias
-        self.dense = None
+        self.dense: keras.layers.Dense | None = None
         norm = functools.partial(norm, dtype=self.dtype_policy)
         self.bn_relu = (
             resnet.BatchNormRelu(relu=False, center=use_bias, norm=norm, dtype=self.dtype_policy)
@@ -211,7 +211,7 @@ class Model(keras.Model):
 
 
 @contextlib.contextmanager
-def _precision_policy(name):
+def _precision_policy(name: str) -> Iterator[None]:
     """Returns a context in which new layers use the Keras policy `name`. Variables never use half precision."""
     # With policy None, layers use floatx (float32; float64 in tests).
     keras.mixed_precision.set_global_policy(None if name == "float32" else name)
@@ -379,7 +379,7 @@ def build_schedule(config: Config, num_examples: int) -> WarmUpAndCosineDecay:
 # --------------------------------------------------------------------------------------- optimizer and weight decay
 
 
-def _batch_norm_refs(model):
+def _batch_norm_refs(model: Model) -> set[Any]:
     return {
         v.ref()
         for layer in model.submodules
@@ -388,7 +388,7 @@ def _batch_norm_refs(model):
     }
 
 
-def _head_refs(model):
+def _head_refs(model: Model) -> set[Any]:
     return (
         set()
         if model.supervised_head is None

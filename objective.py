@@ -73,7 +73,7 @@ def prepare_projections(z: tf.Tensor, hidden_norm: bool) -> tf.Tensor:
     return tf.math.l2_normalize(z, -1) if hidden_norm else z
 
 
-def _masked_logit(dtype):
+def _masked_logit(dtype: tf.DType) -> float:
     """Returns a finite logit far below all others. With -inf, gradients would contain 0 * inf = NaN."""
     return max(-1e9, dtype.min / 2)
 
@@ -144,7 +144,7 @@ def margin_triplet(
     return _masked_mean(tf.nn.relu(similarities - positive[:, tf.newaxis] + margin), negatives)
 
 
-def _masked_mean(values, mask):
+def _masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     """Returns each row's mean over the entries selected by `mask`, or 0 for rows without selected entries."""
     total = tf.reduce_sum(tf.where(mask, values, tf.zeros_like(values)), 1)
     return total / tf.maximum(tf.reduce_sum(tf.cast(mask, values.dtype), 1), 1)

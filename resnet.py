@@ -109,11 +109,11 @@ class BatchNorm(keras.layers.Layer):
                 moving.assign_sub((moving - tf.stop_gradient(batch)) * (1.0 - self.momentum))
         return outputs
 
-    def _synchronizes(self):
+    def _synchronizes(self) -> bool:
         context = tf.distribute.get_replica_context()
         return self.across_replicas and context is not None and context.num_replicas_in_sync > 1
 
-    def _fused(self, inputs, beta):
+    def _fused(self, inputs: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Runs TensorFlow's fused kernel and returns the outputs, the mean and the biased variance."""
         # The wrapper `tf.compat.v1.nn.fused_batch_norm` silently increases small values of epsilon.
         outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
@@ -129,7 +129,7 @@ class BatchNorm(keras.layers.Layer):
         # The kernel returns the unbiased variance.
         return outputs, mean, variance * tf.maximum(count - 1, 1) / count
 
-    def _moments(self, inputs):
+    def _moments(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the mean and biased variance of this replica's batch or, if synchronized, of the global batch."""
         inputs = tf.cast(inputs, self.gamma.dtype)
         mean, variance = tf.nn.moments(inputs, list(range(inputs.shape.rank - 1)))
@@ -142,7 +142,9 @@ class BatchNorm(keras.layers.Layer):
         global_mean = all_reduce(mean)
         return global_mean, all_reduce(variance + tf.square(mean - global_mean))
 
-    def _normalize(self, inputs, mean, variance, beta):
+    def _normalize(
+        self, inputs: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, beta: tf.Tensor
+    ) -> tf.Tensor:
         scale = self.gamma * tf.math.rsqrt(variance + self.epsilon)
         return tf.cast(tf.cast(inputs, scale.dtype) * scale + (beta - mean * scale), inputs.dtype)
 
@@ -271,7 +273,9 @@ class SqueezeExcitation(keras.layers.Layer):
         return tf.sigmoid(self.se_expand(tf.nn.relu(self.se_reduce(means)))) * inputs
 
 
-def _apply_layers(layers, inputs, training):
+def _apply_layers(
+    layers: list[keras.layers.Layer | None], inputs: tf.Tensor, training: bool | None
+) -> tf.Tensor:
     """Applies the layers in order, and skips `None` entries. Passes `training` to layers that contain batch norm."""
     for layer in layers:
         if isinstance(layer, (BatchNormRelu, SelectiveKernelConv)):
@@ -281,7 +285,9 @@ def _apply_layers(layers, inputs, training):
     return inputs
 
 
-def _shortcut(filters, strides, sk_ratio, norm):
+def _shortcut(
+    filters: int, strides: int, sk_ratio: float, norm: Callable
+) -> list[keras.layers.Layer | None]:
     """Returns the layers of a projection shortcut: pooling (SK networks only), 1x1 convolution, batch norm."""
     norm_layer = BatchNormRelu(relu=False, norm=norm)
     if sk_ratio == 0:
@@ -386,7 +392,7 @@ class BottleneckBlock(keras.layers.Layer):
 class BlockGroup(keras.layers.Layer):
     """Group of blocks of the same width. The first block has a projection shortcut and the group's stride."""
 
-    def __init__(self, block: type, filters: int, blocks: int, strides: int, **kwargs: Any):
+    def __init__(self, block: Callable, filters: int, blocks: int, strides: int, **kwargs: Any):
         """Creates `blocks` blocks by calling `block(filters, strides, use_projection)`."""
         super().__init__(**kwargs)
         self.layers = [block(filters, strides, True)] + [
@@ -400,7 +406,9 @@ class BlockGroup(keras.layers.Layer):
         return inputs
 
 
-def _stem(width, cifar_stem, sk_ratio, norm):
+def _stem(
+    width: int, cifar_stem: bool, sk_ratio: float, norm: Callable
+) -> list[keras.layers.Layer | None]:
     """Returns the layers of the stem, except max pooling.
 
     A `None` entry stands for an identity operation that the original has at this position.

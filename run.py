@@ -9,6 +9,7 @@ import os
 import random
 import sys
 from collections.abc import Collection
+from typing import NoReturn
 
 from runtime import console
 
@@ -49,7 +50,7 @@ def parse_flags(argv: list[str]) -> list[str]:
     return rest
 
 
-def _fail(message):
+def _fail(message: str) -> NoReturn:
     """Prints a user error and exits with status 2."""
     command_line.exit_with_error("run.py", message)
 
@@ -77,7 +78,7 @@ import metrics
 import model as model_lib
 import train
 from checkpoints import inspection, lock, run_directory
-from checkpoints.run_directory import RunContext
+from checkpoints.run_directory import Recorded, RunContext
 from export import saving
 from inference import gallery
 from runtime import devices, progress, signals, workers
@@ -160,7 +161,7 @@ def connect(config: config_lib.Config) -> tf.distribute.Strategy:
     )
 
 
-def _prepare_source(context):
+def _prepare_source(context: RunContext) -> None:
     """Checks all images, restricts the training split according to `--label_fraction`, and logs the inputs.
 
     Pretraining uses all images. For its evaluation, see `evaluate.select_labels`.
@@ -184,7 +185,7 @@ def _prepare_source(context):
         console.log(f"warning: {line}")
 
 
-def _prepare_directory(context, recorded):
+def _prepare_directory(context: RunContext, recorded: Recorded) -> None:
     """Cleans up the run directory, and checks that no other process has started a run in it."""
     model_dir = context.config.model_dir
     if not context.is_chief:
@@ -197,7 +198,7 @@ def _prepare_directory(context, recorded):
         )
 
 
-def _evaluate(context, recorded):
+def _evaluate(context: RunContext, recorded: Recorded) -> None:
     """Evaluates the weights in `--checkpoint`, or evaluates and exports all checkpoints of the run in `--model_dir`."""
     config, last_step = context.config, None
     if config.checkpoint in (None, recorded.settings.get("checkpoint")):
@@ -206,14 +207,16 @@ def _evaluate(context, recorded):
     evaluate.evaluate_checkpoints(context, last_step, export)
 
 
-def _count_steps(context, recorded):
+def _count_steps(context: RunContext, recorded: Recorded) -> int:
     """Returns the last step of a run, computed from the settings for the training length."""
     split = recorded.settings.get("train_split", context.config.train_split)
     num_examples = datasets.check_split(context.source, "train_split", split)
     return model_lib.count_steps(context.config, num_examples).train
 
 
-def _finish(context, trained, results, seconds):
+def _finish(
+    context: RunContext, trained: train.TrainingResult, results: dict[str, float], seconds: float
+) -> None:
     """Exports the SavedModel, writes the gallery, and logs a summary of the run."""
     config, source, log = context.config, context.source, trained.log
     if results:
@@ -243,7 +246,10 @@ def _finish(context, trained, results, seconds):
         "gallery": gallery_path,
         "run directory": config.model_dir,
     }
-    table = [*metrics.result_rows(results), *[None] * bool(results)]
+    table: list[tuple[str, object] | None] = [
+        *metrics.result_rows(results),
+        *[None] * bool(results),
+    ]
     table += [(name, value) for name, value in rows.items() if value]
     console.log(console.format_table(f"{config.network_name} on {source.name}", table))
 

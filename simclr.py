@@ -118,7 +118,7 @@ def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
 
 
 def over_batch(
-    h: tf.Tensor,
+    h: tf.Tensor | None,
     z: tf.Tensor,
     labels: tf.Tensor | None,
     config: Config,

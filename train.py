@@ -296,7 +296,9 @@ def build_training_state(context: RunContext, directory: str) -> TrainingState:
     return state
 
 
-def _initialize_weights(config, model, class_names):
+def _initialize_weights(
+    config: Config, model: model_lib.Model, class_names: list[str] | None
+) -> None:
     """Loads the weights from `--checkpoint` into a new run's model, and zeros the linear head if requested."""
     if config.checkpoint:
         required = (
@@ -321,7 +323,13 @@ def _initialize_weights(config, model, class_names):
             variable.assign(tf.zeros_like(variable))
 
 
-def _log_header(config, model, steps, num_examples, directory):
+def _log_header(
+    config: Config,
+    model: model_lib.Model,
+    steps: model_lib.Steps,
+    num_examples: int,
+    directory: str,
+) -> None:
     """Logs the network and the schedule of a run that is about to train."""
     weights = sum(variable.shape.num_elements() for variable in model.trainable_variables) / 1e6
     micro_batches = (
@@ -353,7 +361,7 @@ def train_dataset(context: RunContext, start_step: int) -> tf.distribute.Distrib
     )
 
 
-def _fit(image, size):
+def _fit(image: tf.Tensor, size: int) -> tf.Tensor:
     """Resizes an image to fit into a square, and pads it. Returns float32 [size, size, 3] in [0, 1]."""
     height, width = image.shape[:2]
     shape = [max(1, round(side * size / max(height, width))) for side in (height, width)]
@@ -457,12 +465,14 @@ def train(context: RunContext) -> TrainingResult:
 class _Evaluations(contextlib.ExitStack):
     """Evaluations during training (`--eval_epochs`), which do not change the model."""
 
-    def __init__(self, context, steps, model, log):
+    def __init__(
+        self, context: RunContext, steps: model_lib.Steps, model: model_lib.Model, log: TrainingLog
+    ):
         super().__init__()
         self._context, self._steps, self._model, self._log = context, steps, model, log
-        self._evaluator = None
+        self._evaluator: evaluate.Evaluator | None = None
 
-    def run_if_due(self, step):
+    def run_if_due(self, step: int) -> None:
         """Evaluates the model if an evaluation is due at `step`. The checkpoint of this step must already exist."""
         interval, config = self._steps.evaluation, self._context.config
         # With --mode=train_then_eval, the last step is evaluated after training.
@@ -481,7 +491,9 @@ class _Evaluations(contextlib.ExitStack):
         self._log.add_results(step, results)
 
 
-def _divergence(config, step, means, prefix):
+def _divergence(
+    config: Config, step: int, means: dict[str, float], prefix: str | None
+) -> TrainingDiverged:
     """Returns the error for a NaN or Inf loss, gradient or weight. `prefix` is the newest checkpoint, if any."""
     kept = f"the newest checkpoint is {prefix}" if prefix else "no checkpoint was written"
     precision = ", another --precision" if config.precision == "mixed_float16" else ""
@@ -497,7 +509,7 @@ def _divergence(config, step, means, prefix):
     )
 
 
-def _save(config, state, means, newest):
+def _save(config: Config, state: TrainingState, means: dict[str, float], newest: str | None) -> str:
     """Writes a checkpoint, together with the other workers, and returns the checkpoint's prefix.
 
     Raises:

@@ -16,6 +16,7 @@ import functools
 import importlib.util
 import math
 import warnings
+from collections.abc import Callable
 from types import ModuleType
 
 import tensorflow as tf
@@ -39,19 +40,21 @@ def addons() -> ModuleType | None:
     return tfa.image
 
 
-def _apply_to_batch(function, channels, *amounts):
+def _apply_to_batch(
+    function: Callable, channels: list[tf.Tensor], *amounts: tf.Tensor
+) -> list[tf.Tensor]:
     """Calls `function` with all channels as a batch of single-channel images [3n, h, w, 1], and with amounts [3n]."""
     images = tf.concat(channels, 0)[..., tf.newaxis]
     results = function(images, *(tf.concat([amount] * len(channels), 0) for amount in amounts))
     return tf.split(tf.squeeze(tf.ensure_shape(results, images.shape), -1), len(channels), 0)
 
 
-def _per_image(amounts):
+def _per_image(amounts: tf.Tensor) -> tf.Tensor:
     """Reshapes [n] to [n, 1, 1] for broadcasting over pixels."""
     return amounts[:, tf.newaxis, tf.newaxis]
 
 
-def _quantized(channel):
+def _quantized(channel: tf.Tensor) -> tf.Tensor:
     return tf.round(tf.clip_by_value(channel, 0.0, 1.0) * (_LEVELS - 1))
 
 
@@ -133,7 +136,7 @@ def cutout(
     return [tf.where(mask, tf.cast(fill, channel.dtype), channel) for channel in channels]
 
 
-def _make_shift(channel):
+def _make_shift(channel: tf.Tensor) -> Callable[[int, int], tf.Tensor]:
     """Returns a function that shifts `channel` by (dy, dx), each from -1 to 1, with symmetric padding."""
     padded = tf.pad(channel, [[0, 0], [1, 1], [1, 1]], "SYMMETRIC")
     height, width = channel.shape[1:]
@@ -254,7 +257,7 @@ def color(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
     return data_util.clip([gray + _per_image(factors) * (channel - gray) for channel in channels])
 
 
-def _gray(channels):
+def _gray(channels: list[tf.Tensor]) -> tf.Tensor:
     red, green, blue = channels
     return 0.299 * red + 0.587 * green + 0.114 * blue
 

@@ -19,8 +19,8 @@ def view_policies(config: Config) -> tuple[Policy, ...]:
     In fine-tuning, the policy applies only crops and flips. The policies for `--augment_on=device`
     use `data_util.select_per_image`.
     """
-    crop_and_flip = dict(min_area=config.min_crop_area, flip=config.random_flip)
-    color = dict(strength=config.color_jitter_strength, brightness=config.brightness)
+    crop_and_flip: dict = dict(min_area=config.min_crop_area, flip=config.random_flip)
+    color: dict = dict(strength=config.color_jitter_strength, brightness=config.brightness)
     switch = (
         data_util.select_per_image if config.augment_on == "device" else data_util.switch_per_image
     )
@@ -95,7 +95,7 @@ def branch_policy(
     return data_util.Policy((min_area, 1.0)).then(*sum((by_name[name] for name in names), ()))
 
 
-def _solarize(channels, seeds):
+def _solarize(channels: list[tf.Tensor], seeds: tf.Tensor) -> list[tf.Tensor]:
     return operators.solarize(data_util.clip(channels), tf.fill(tf.shape(seeds)[:1], 0.5))
 
 

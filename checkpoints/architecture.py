@@ -116,5 +116,12 @@ def infer_flags(shapes: Mapping[str, tuple]) -> dict | None:
     return dict(flags, num_classes=shapes.get(f"{LINEAR_HEAD}kernel", (None,))[-1])
 
 
-def _specs(bottleneck, blocks, width, cifar_stem, has_sk, has_se):
+def _specs(
+    bottleneck: bool,
+    blocks: tuple[int, ...],
+    width: int,
+    cifar_stem: bool,
+    has_sk: int,
+    has_se: int,
+) -> list[LayerSpec]:
     return list(resnet.layer_specs(bottleneck, blocks, width, cifar_stem, has_sk / 16, has_se / 16))

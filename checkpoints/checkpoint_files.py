@@ -47,7 +47,7 @@ def missing_files(directory: str) -> dict[int, str | None]:
     }
 
 
-def _missing_file(base, names):
+def _missing_file(base: str, names: list[str]) -> str | None:
     counts = {int(match[3]) for name in names if (match := _FILE_NAME.fullmatch(name))[3]} or {1}
     missing = [
         [
@@ -83,7 +83,7 @@ def is_readable(prefix: str) -> bool:
         return False
 
 
-def _count_bytes(path):
+def _count_bytes(path: str) -> int:
     with tf.io.gfile.GFile(path, "rb") as file:
         return sum(len(chunk) for chunk in iter(lambda: file.read(_READ_BYTES), b""))
 
@@ -136,7 +136,7 @@ def remove(directory: str, step: int) -> None:
         tf.io.gfile.remove(os.path.join(directory, name))
 
 
-def _write_state(directory, steps):
+def _write_state(directory: str, steps: list[int]) -> None:
     """Writes the `checkpoint` file, from which TensorFlow's functions read the latest step (`steps[-1]`)."""
     # The file contains names relative to `directory`. TensorFlow accepts these names only if
     # `directory` is an absolute path; otherwise, it converts paths that start with `directory` to

@@ -67,7 +67,7 @@ def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | Non
     }
 
 
-def _recorded_settings(file):
+def _recorded_settings(file: WeightFile) -> tuple[dict, dict | None]:
     """Returns the description of the SavedModel that contains a weight file, and the recorded settings.
 
     Without a SavedModel, the description is an empty dict or, for a PyTorch file, may contain only

@@ -32,7 +32,7 @@ def is_held(directory: str) -> bool:
     return False
 
 
-def _open_regular_file(path, flags):
+def _open_regular_file(path: str, flags: int) -> int:
     # The target of a link could be truncated, and a FIFO could block.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
@@ -56,6 +56,8 @@ class Lock:
       descriptors: file descriptors that hold the lock. A child process that inherits them holds the
         lock until it ends, too. Empty if the storage does not support locks.
     """
+
+    descriptors: tuple[int, ...]
 
     def __init__(
         self, directory: str, flag: str = "--model_dir", name: str = TRAIN, wait: bool = False
@@ -97,7 +99,7 @@ class Lock:
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         self._file.flush()
 
-    def _acquire(self, wait):
+    def _acquire(self, wait: bool) -> None:
         is_logged = False
         while True:
             try:

@@ -71,7 +71,7 @@ def timing(directory: str) -> Iterator[None]:
         storage.write_json(os.path.join(directory, _TIME), dict(seconds=seconds))
 
 
-def _read_seconds(directory):
+def _read_seconds(directory: str) -> float:
     return storage.read_json(os.path.join(directory, _TIME), default={}).get("seconds", 0.0)
 
 

@@ -82,7 +82,7 @@ def raise_on_mismatches(flag: str, file: WeightFile, lines: list[str]) -> None:
         )
 
 
-def _remedy(flags):
+def _remedy(flags: dict | None) -> str:
     if flags is None:
         return "Use another checkpoint; no flags match this network."
     return f"Pass {format_flags(flags)}, or use another checkpoint."
@@ -93,7 +93,9 @@ def format_flags(flags: dict) -> str:
     return " ".join(f"--{name}={value}" for name, value in flags.items() if name != "num_classes")
 
 
-def _assign(variables, file, columns=None):
+def _assign(
+    variables: dict[str, tf.Variable], file: WeightFile, columns: list[int] | None = None
+) -> None:
     """Assigns the tensors in a file to variables.
 
     Args:

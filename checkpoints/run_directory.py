@@ -71,7 +71,7 @@ def remove_temporary_files(directory: str) -> None:
             tf.io.gfile.remove(path)
 
 
-def _remove_shards(directory):
+def _remove_shards(directory: str) -> None:
     """Deletes the directory of a partially written checkpoint, unless it contains other files."""
     names = tf.io.gfile.listdir(directory)
     if all(_SHARD.fullmatch(name) for name in names):
@@ -138,7 +138,7 @@ class Recorded:
     network_path: str | None = None
 
 
-def _read(directory, name):
+def _read(directory: str, name: str) -> dict:
     return storage.read_own_json(os.path.join(directory, name)) or {}
 
 
@@ -231,7 +231,7 @@ def data_changes(config: Config, source: Source, recorded: Recorded) -> list[str
     return changes
 
 
-def _data_changes(before, now):
+def _data_changes(before: dict, now: dict) -> list[str]:
     """Returns one line of text for each difference between two results of `Source.describe_data`."""
     changes = []
     for name, value in before.items():

@@ -45,7 +45,7 @@ def find_tensors(shapes: Mapping[str, tuple], names: Mapping[str, str]) -> dict[
     return {keys.get(name) or _head_key(name): key for name, key in tensors.items()}
 
 
-def _head_key(name):
+def _head_key(name: str) -> str:
     name = re.sub(r"head_contrastive/n?l_(\d+)/", rf"{architecture.PROJECTION_HEAD}\1/", name)
     name = name.replace("/batch_normalization/", "/bn_relu/bn/")
     return name.replace("head_supervised/", "model/supervised_head/")

@@ -98,16 +98,18 @@ def read_contents(path: str, flag: str) -> Contents:
         key: shapes[name] if name in shapes else _replaced_tensor(name, channels).shape
         for key, name in names.items()
     }
-    return Contents(
+    return Contents(  # type: ignore[call-arg]
         names,
         {key: torch_names.shape_from_torch(shape) for key, shape in file_shapes.items()},
         len(shapes.keys() - set(names.values())),
-        *(int(metadata[name]) if name in metadata else None for name in ("image_size", "step")),
+        *(int(metadata[name]) if name in metadata else None for name in ("image_size", "step")),  # type: ignore[arg-type]
         notes,
     )
 
 
-def _encoder_names(location, names, shapes):
+def _encoder_names(
+    location: str, names: set[str], shapes: dict[str, tuple[int, ...]]
+) -> tuple[dict[str, str], int]:
     """Returns a dict mapping checkpoint keys to names, and the number of tensors that are not in the file.
 
     `reader` computes these tensors.
@@ -170,7 +172,7 @@ def _encoder_names(location, names, shapes):
     return {key: name for key, (name, _) in expected.items()}, len(identities)
 
 
-def _replaced_tensor(name, channels):
+def _replaced_tensor(name: str, channels: int) -> np.ndarray:
     """Returns one tensor of the convolution and batch norm that replace the identity shortcut.
 
     The tensor is float32, in PyTorch's layout.

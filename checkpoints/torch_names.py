@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 SUFFIX = ".safetensors"
@@ -34,7 +36,7 @@ def torch_name(key: str) -> str:
     return f"{prefix}{'conv' if layer_type == 'conv2d' else 'bn'}{index}.{_VARIABLE_NAMES[variable_name]}"
 
 
-def head_names(keys: list[str]) -> dict[str, dict[str, str]]:
+def head_names(keys: Iterable[str]) -> dict[str, dict[str, str]]:
     """Maps the checkpoint keys of the heads to names for PyTorch.
 
     Args:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 
 import tensorflow as tf
+import tf_keras as keras
 
 from checkpoints import checkpoint_files, restoring, weight_files
 from checkpoints.weight_files import SLOT, SUFFIX
@@ -17,12 +18,12 @@ from runtime.errors import UserError, first_line
 class TrainingState:
     """A run's model, optimizer and step, and its checkpoint directory."""
 
-    model: object
-    optimizer: object
+    model: keras.Model
+    optimizer: keras.optimizers.legacy.Optimizer
     directory: str
     keep: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._checkpoint = tf.train.Checkpoint(
             model=self.model, optimizer=self.optimizer, global_step=self.optimizer.iterations
         )
@@ -118,7 +119,7 @@ class TrainingState:
         except AssertionError as error:
             raise mismatch from error
 
-    def _slot_keys(self, variables):
+    def _slot_keys(self, variables: dict[str, tf.Variable]) -> set[str]:
         key_of = {variable.ref(): key for key, variable in variables.items()}
         return {
             f"{key_of[variable.ref()]}{SLOT}optimizer/{slot}{SUFFIX}"

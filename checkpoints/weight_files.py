@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -102,7 +103,7 @@ def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
         ) from error
 
 
-def _locate(path, flag):
+def _locate(path: str, flag: str) -> tuple[str, bool]:
     if tf.io.gfile.isdir(path):
         steps = [name.rstrip("/") for name in tf.io.gfile.listdir(path)]
         saved_models = [
@@ -140,7 +141,7 @@ def _locate(path, flag):
     return prefix, False
 
 
-def _newest(directory):
+def _newest(directory: str) -> str | None:
     """Returns the prefix of the checkpoint that the `checkpoint` file lists.
 
     If that checkpoint does not exist, returns the prefix of the newest checkpoint in the directory,
@@ -162,7 +163,7 @@ def _newest(directory):
     return checkpoint_files.latest_checkpoint(directory)
 
 
-def _remedy(path):
+def _remedy(path: str) -> str:
     """Returns the remedy for an error about a directory in which no checkpoint was found.
 
     If the directory contains index files, the remedy suggests a checkpoint prefix.
@@ -175,7 +176,7 @@ def _remedy(path):
     return "Pass a directory of checkpoints, or a prefix such as DIR/ckpt-100."
 
 
-def _download(handle, flag):
+def _download(handle: str, flag: str) -> str:
     import tensorflow_hub as hub  # Imported here because only TF Hub handles require it.
 
     try:
@@ -241,7 +242,7 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
     return dataclasses.replace(file, class_names=_read_class_names(file))
 
 
-def _read_class_names(file):
+def _read_class_names(file: WeightFile) -> list[str] | None:
     """Returns the class names recorded in the run or SavedModel that contains a weight file, or None if unknown."""
     directory = os.path.dirname(file.path)
     if file.format.startswith("SavedModel"):
@@ -279,7 +280,9 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
     return (content["names"], True) if isinstance(content, dict) else (content, False)
 
 
-def _find_tensors(reader, shapes):
+def _find_tensors(
+    reader: Any, shapes: dict[str, tuple]
+) -> tuple[str | None, dict[str, str] | None]:
     """Returns the format ("TF1" or "TF2") and a dict mapping checkpoint keys to keys in the file.
 
     Returns (None, None) if no network is found.
@@ -295,14 +298,14 @@ def _find_tensors(reader, shapes):
     return ("TF2", flat or keys_by_path) if flat or keys_by_path else (None, None)
 
 
-def _step(reader, shapes, dtypes):
+def _step(reader: Any, shapes: dict[str, tuple], dtypes: dict[str, tf.DType]) -> int | None:
     for key in ("global_step", f"global_step{SUFFIX}", f"optimizer/iter{SUFFIX}"):
         if shapes.get(key) == () and dtypes[key].is_integer:
             return int(reader.get_tensor(key))
     return None
 
 
-def _graph_keys(serialized):
+def _graph_keys(serialized: bytes) -> tuple[dict[str, str], dict[str, str]]:
     """Finds the variables in a serialized object graph.
 
     Returns:

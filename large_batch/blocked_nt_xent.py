@@ -28,7 +28,7 @@ def is_used(z: tf.Tensor, strategy: tf.distribute.Strategy | None, block_rows: i
     return z.shape[0] ** 2 * _replica_count(strategy) * max(z.dtype.size, 4) > MATRIX_BYTES
 
 
-def _replica_count(strategy):
+def _replica_count(strategy: tf.distribute.Strategy | None) -> int:
     return 1 if strategy is None else strategy.num_replicas_in_sync
 
 
@@ -93,7 +93,9 @@ def contrastive_loss(
     return loss_and_metrics(tf.ensure_shape(tf.concat(views, 0), shape))
 
 
-def _sum_over_blocks(all_z, first, n, temperature, block_rows):
+def _sum_over_blocks(
+    all_z: tf.Tensor, first: int | tf.Tensor, n: int, temperature: float, block_rows: int
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums the loss and the metrics over a replica's images, and computes the gradient of the summed loss.
 
     Args:
@@ -160,7 +162,7 @@ def _sum_over_blocks(all_z, first, n, temperature, block_rows):
     )
 
 
-def _metrics(logits_ab, images):
+def _metrics(logits_ab: tf.Tensor, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the hits [b] (0 or 1) and the entropies [b] of logits [b, N] with positives in the columns `images`."""
     hits = tf.equal(tf.argmax(logits_ab, 1, images.dtype), images)
     probabilities = tf.nn.softmax(logits_ab)

@@ -14,8 +14,7 @@ little more memory than the weights, the L-BFGS history and the Hessian [d, d].
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import threadpoolctl
@@ -95,6 +94,9 @@ class LogisticPath:
     path. This does not change the minimum, but greatly reduces the number of iterations.
     """
 
+    _loss: Callable[[np.ndarray, np.ndarray], tuple[float, np.ndarray]]
+    _curvature: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
     def __init__(
         self,
         inputs: np.ndarray,
@@ -150,7 +152,7 @@ class LogisticPath:
         for block in _slices(len(self._rows)):
             yield self._inputs[self._rows[block]]
 
-    def _prepare(self, rows):
+    def _prepare(self, rows: np.ndarray) -> np.ndarray:
         """Returns centered and scaled inputs as float64, with an appended column of ones for the biases."""
         prepared = np.ones([len(rows), len(self._mean) + 1])
         np.subtract(self._inputs[rows], self._mean, out=prepared[:, :-1])
@@ -205,7 +207,7 @@ class LogisticPath:
         self._evaluations += result.nfev
         return self
 
-    def _compute_hessian_root(self, decay):
+    def _compute_hessian_root(self, decay: np.ndarray) -> np.ndarray:
         """Returns the upper triangular matrix R such that R' R is the class-averaged Hessian at the current weights."""
         hessian = np.zeros([len(self._weights)] * 2)
         for inputs, targets in self._blocks():
@@ -238,7 +240,7 @@ class LogisticPath:
             np.count_nonzero(self.scores(inputs[block]).argmax(1) == labels[block])
             for block in _slices(len(inputs))
         )
-        return hits / len(inputs)
+        return hits / len(inputs)  # type: ignore[return-value]
 
     def cross_entropy(self, inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> float:
         """Returns the mean cross-entropy of the examples with indices `rows`.
@@ -264,7 +266,7 @@ def _slices(count: int) -> Iterator[slice]:
 
 
 @functools.cache
-def scipy_blas_threads() -> Any:
+def scipy_blas_threads() -> threadpoolctl.ThreadpoolController:
     """Returns a controller for the threads of SciPy's bundled BLAS.
 
     Without a limit, these threads compete with NumPy's BLAS threads, which makes fits three times
@@ -285,7 +287,7 @@ def has_two_classes(labels: np.ndarray) -> bool:
     return len(_fittable_classes(labels)) >= (1 if labels.ndim == 2 else 2)
 
 
-def _fittable_classes(labels):
+def _fittable_classes(labels: np.ndarray) -> np.ndarray:
     """Returns the classes that can be fitted.
 
     These are the distinct values of labels [n], or the indices of those columns of labels [n,
@@ -298,7 +300,7 @@ def _fittable_classes(labels):
     )
 
 
-def _softmax_loss(logits, columns):
+def _softmax_loss(logits: np.ndarray, columns: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns the sum of the cross-entropies of logits [n, classes] with labels [n], and the gradient [n, classes]."""
     logits = logits - logits.max(1, keepdims=True)
     rows, gradient = np.arange(len(columns)), np.exp(logits)
@@ -308,13 +310,13 @@ def _softmax_loss(logits, columns):
     return np.sum(np.log(sums[:, 0]) - logits[rows, columns]), gradient
 
 
-def _softmax_curvature(logits, columns):
+def _softmax_curvature(logits: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Returns, for each example, the mean of the diagonal of the loss's Hessian with respect to the logits."""
     del columns
     return _variances(special.softmax(logits, 1))
 
 
-def _binary_loss(logits, targets):
+def _binary_loss(logits: np.ndarray, targets: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns the sum of the binary cross-entropies of logits [n, classes], and the gradient [n, classes].
 
     Targets [n, classes] are 1, 0 or -1 (ignored).
@@ -327,11 +329,11 @@ def _binary_loss(logits, targets):
     return np.sum(losses * is_known), gradient * is_known
 
 
-def _binary_curvature(logits, targets):
+def _binary_curvature(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Returns, for each example, the mean of the diagonal of the loss's Hessian with respect to the logits."""
     return _variances(special.expit(logits) * (targets >= 0))
 
 
-def _variances(probabilities):
+def _variances(probabilities: np.ndarray) -> np.ndarray:
     """Returns the Bernoulli variances of probabilities [n, classes], averaged over the classes."""
     return (probabilities * (1 - probabilities)).mean(1)

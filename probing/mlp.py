@@ -18,18 +18,18 @@ _VALIDATION_SHARE, _PATIENCE, _MIN_GAIN = 10, 10, 1e-4
 class _Batches(keras.utils.Sequence):
     """Batches of rows of features, which may be a memory map. Each epoch has another order."""
 
-    def __init__(self, vectors, classes, rows):
+    def __init__(self, vectors: np.ndarray, classes: np.ndarray, rows: np.ndarray):
         self._vectors, self._classes, self._rows = vectors, classes, rows
         self._random = np.random.default_rng(_SEED)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return -(-len(self._rows) // _BATCH_SIZE)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         rows = self._rows[index * _BATCH_SIZE : (index + 1) * _BATCH_SIZE]
         return self._vectors[rows], self._classes[rows]
 
-    def on_epoch_end(self):
+    def on_epoch_end(self) -> None:
         self._rows = self._random.permutation(self._rows)
 
 

@@ -9,7 +9,7 @@ import os
 import platform
 import queue
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 
 from runtime import signals
 from runtime.errors import STOPPED_STATUS, JobFailed, Stopped
@@ -59,7 +59,7 @@ class Launcher:
                 signals.safe_point()
 
     @property
-    def _stopped(self):
+    def _stopped(self) -> bool:
         return self._closed or self._signals.requested
 
     def run(self, job: Job, devices: str | None = None) -> None:
@@ -111,7 +111,7 @@ class Launcher:
 
     def run_all(
         self, jobs: Iterable[Job], num_parallel: int
-    ) -> Iterator[tuple[Job, JobFailed | None]]:
+    ) -> Generator[tuple[Job, JobFailed | None], None, None]:
         """Runs jobs, `num_parallel` at a time. When a job ends, yields (job, None), or (job, `JobFailed`) if it failed.
 
         The devices in CUDA_VISIBLE_DEVICES are divided among the parallel jobs. If the caller
@@ -153,7 +153,7 @@ class Launcher:
                     future.cancel()
 
 
-def _last_line(log, start):
+def _last_line(log: str, start: int) -> str:
     """Returns the last line of a log file, ignoring the first `start` bytes of the file."""
     with open(log, "rb") as file:
         end = file.seek(0, os.SEEK_END)

@@ -8,6 +8,8 @@ import os
 import re
 import select
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import tqdm
 
@@ -35,7 +37,7 @@ class _Console(io.FileIO):
     A program must not lose hours of work because a message cannot be printed.
     """
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any) -> int:
         """Writes bytes. If an error occurs, discards these bytes and all later output."""
         try:
             while (count := super().write(data)) is None:
@@ -94,7 +96,7 @@ def format_duration(seconds: float) -> str:
     return str(datetime.timedelta(seconds=round(seconds)))
 
 
-def format_table(title: str, rows: list[tuple[str, object] | None]) -> str:
+def format_table(title: str, rows: Sequence[tuple[str, object] | None]) -> str:
     """Formats a two-column table. Each row is a (name, value) pair, or None for a horizontal rule."""
     width = max(len(row[0]) for row in rows if row)
     length = max(len(title), max(width + 2 + len(str(row[1])) for row in rows if row))

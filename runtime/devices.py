@@ -46,7 +46,7 @@ def make_strategy(
     return tf.distribute.get_strategy()
 
 
-def _multi_worker_strategy():
+def _multi_worker_strategy() -> tf.distribute.Strategy:
     try:
         return tf.distribute.MultiWorkerMirroredStrategy()
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
@@ -57,7 +57,9 @@ def _multi_worker_strategy():
         ) from error
 
 
-def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
+def _tpu_strategy(
+    tpu_address: str | None, tpu_zone: str | None, gcp_project: str | None
+) -> tf.distribute.Strategy:
     """Connects to a TPU as described in TensorFlow's guide "Use TPUs", and returns the strategy.
 
     This function has not been tested on TPU hardware. On a TPU VM, `--tpu_name=local` selects the
@@ -84,7 +86,7 @@ def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
         ) from error
 
 
-def _check_reachable(address):
+def _check_reachable(address: str) -> None:
     """Raises OSError if nothing is listening on grpc://host:port. Without this check, TensorFlow would wait forever."""
     if address.startswith("grpc://"):
         host, _, port = address[len("grpc://") :].partition(":")

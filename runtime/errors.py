@@ -54,7 +54,7 @@ def first_line(error: BaseException) -> str:
     return line if last_line in line or cause is error else f"{line}: {last_line}"
 
 
-def _cause_line(error):
+def _cause_line(error: BaseException) -> str:
     lines = _ROOT_ERROR.sub("", str(error).strip()).splitlines()
     lines = [
         _LOCATION_IN_LINE.sub("", line.strip()) for line in lines if not _LOCATION.match(line)

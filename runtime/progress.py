@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tqdm
 
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 _LINE_SECONDS = 10.0  # between progress lines, if the output is not a terminal
 
 
-def _bar(*args, **kwargs):
+def _bar(*args: Any, **kwargs: Any) -> tqdm.tqdm:
     """Returns a progress bar that writes to standard output.
 
     The bar's size is set explicitly, because tqdm shows no bar if the terminal's size is unknown.

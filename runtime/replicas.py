@@ -24,7 +24,7 @@ def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Ten
     return _gather_by_sum(tensor, context)
 
 
-def _gather_by_sum(tensor, context):
+def _gather_by_sum(tensor: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.Tensor:
     """Returns the same as `all_gather`, as a sum over the replicas of tensors that contain zeros in all other rows."""
     shape, count = tf.shape(tensor), context.num_replicas_in_sync
     index = tf.cast(context.replica_id_in_sync_group, tf.int32)
@@ -76,5 +76,5 @@ def mean_and_variance(
     return batch_mean, mean(tf.reduce_mean(variances + deviations, 0), strategy)
 
 
-def _communicates(strategy):
+def _communicates(strategy: tf.distribute.Strategy | None) -> bool:
     return strategy is not None and strategy.num_replicas_in_sync > 1

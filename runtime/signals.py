@@ -90,10 +90,10 @@ class StopSignals:
         """Raises `Stopped`. The error message contains `saved`, a description of what was saved."""
         raise Stopped(self._message(saved))
 
-    def _message(self, saved=_KEPT):
+    def _message(self, saved: str = _KEPT) -> str:
         return f"stopped by {self._name or 'another worker'}: {saved}"
 
-    def _handle(self, signum, _):
+    def _handle(self, signum: int, _: object) -> None:
         """Records a signal. Python calls this handler in the main thread, possibly only after native code returns."""
         self.requested, self._name = True, signal.Signals(signum).name
         for process in tuple(self.child_processes):
@@ -103,7 +103,7 @@ class StopSignals:
             stopped.abandons_threads = True
             raise stopped
 
-    def _watch(self, signal_reader):
+    def _watch(self, signal_reader: socket.socket) -> None:
         """Acknowledges the first signal and exits on the second. Runs in a separate thread to react immediately."""
         first_time = None
         while data := signal_reader.recv(1):

@@ -28,7 +28,7 @@ def write_json(path: str, content: dict | list) -> None:
     write_bytes(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
 
 
-def write_arrays(path: str, **arrays: np.ndarray) -> None:
+def write_arrays(path: str, **arrays: Any) -> None:
     """Writes arrays to a .npz file atomically (see `write_bytes`)."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)

@@ -68,7 +68,7 @@ def use_slurm_cluster() -> None:
         console.log(f"TF_CONFIG from Slurm: worker {task['index']} of {num_tasks}, {address}")
 
 
-def _slurm_workers(num_tasks):
+def _slurm_workers(num_tasks: int) -> list[str]:
     """Returns the addresses of all tasks of this Slurm job step. Raises RuntimeError or ValueError if they are unknown.
 
     With the resolver's default arguments, it fails on nodes without GPUs, and replaces Slurm's
@@ -81,7 +81,7 @@ def _slurm_workers(num_tasks):
     return resolver.cluster_spec().as_dict()["worker"]
 
 
-def _first_slurm_port():
+def _first_slurm_port() -> int:
     """Returns the port of the first task on each node. Consecutive jobs of the same shape use different ports."""
     # The format is 2(x3),1.
     counts = re.findall(r"(?:^|,)([0-9]+)", os.environ["SLURM_STEP_TASKS_PER_NODE"])
@@ -89,7 +89,7 @@ def _first_slurm_port():
     return _FIRST_SLURM_PORT + int(os.environ["SLURM_JOB_ID"]) * tasks_per_node % _SLURM_PORTS
 
 
-def _share_gpus(local_task, local_tasks):
+def _share_gpus(local_task: int, local_tasks: int) -> None:
     """Restricts this process to its share of the GPUs, if `local_tasks` processes on this node see the same GPUs.
 
     Raises:
@@ -127,7 +127,7 @@ def is_lost_worker(error: Exception) -> bool:
     )
 
 
-def _read_tf_config():
+def _read_tf_config() -> tuple[str | None, list[str]]:
     """Returns the address of this worker (None without TF_CONFIG) and a list with the addresses of the other workers.
 
     Raises:
@@ -160,7 +160,7 @@ def _read_tf_config():
     return own_address, peers
 
 
-def _split_address(address):
+def _split_address(address: str) -> tuple[str, int]:
     """Returns the host (without brackets) and the port from "host:port". Raises ValueError if there is no port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
@@ -227,7 +227,7 @@ def wait_for_workers() -> None:
     console.log(f"all {1 + len(peers)} workers are reachable")
 
 
-def _listen(address):
+def _listen(address: str) -> socket.socket:
     """Returns a socket that listens on the port of `address`, so that other workers can probe the port."""
     port, dual_stack = _split_address(address)[1], socket.has_dualstack_ipv6()
     try:
@@ -247,7 +247,7 @@ def _listen(address):
     return server
 
 
-def _is_reachable(address):
+def _is_reachable(address: str) -> bool:
     """Returns whether host:port accepts connections. Invalid hosts and ports (ValueError, OverflowError) do not."""
     try:
         socket.create_connection(_split_address(address), timeout=_PROBE_TIMEOUT).close()
@@ -270,7 +270,7 @@ def barrier(strategy: tf.distribute.Strategy) -> None:
 
 
 @functools.cache  # Tracing `gather` again would create additional collectives.
-def _gather_function(strategy):
+def _gather_function(strategy: tf.distribute.Strategy) -> tf.types.experimental.PolymorphicFunction:
     @tf.function(autograph=False, reduce_retracing=True)
     def gather(values):
         # tf.identity places a copy on the replica's device.

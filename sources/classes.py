@@ -42,6 +42,6 @@ def differences(
     )
 
 
-def _only_in(names, other_names, label):
+def _only_in(names: list[str], other_names: list[str], label: str) -> str:
     only = [name for name in names if name not in set(other_names)]
     return f"only in {label}: {console.join_first(only, limit=3)}" if only else ""

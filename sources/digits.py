@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +12,7 @@ from sources.indexed import IndexedSource
 
 
 @functools.cache
-def _load_digits():
+def _load_digits() -> Any:
     """Loads scikit-learn's data set. The result is cached, because parsing the text file is slow."""
     # Imported here and below because only this data set requires scikit-learn.
     from sklearn import datasets
@@ -27,7 +28,7 @@ def digits_source() -> IndexedSource:
     from sklearn import model_selection
 
     digits = _load_digits()
-    images = np.repeat(np.uint8(np.round(digits.images * 255 / 16))[..., np.newaxis], 3, axis=-1)
+    images = np.repeat(np.uint8(np.round(digits.images * 255 / 16))[..., np.newaxis], 3, axis=-1)  # type: ignore[index]
     train, test = model_selection.train_test_split(
         np.arange(len(images)), test_size=0.2, stratify=digits.target, random_state=0
     )

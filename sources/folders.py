@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +89,7 @@ class FolderSource(IndexedSource):
         self._excluded = np.array(sorted(paths), str)
         self._selected.clear()
 
-    def _permute(self, split):
+    def _permute(self, split: str) -> list[np.ndarray]:
         slices = []
         for name, rows in self._rows(split):
             paths, labels = self._splits[name]
@@ -96,7 +97,7 @@ class FolderSource(IndexedSource):
             slices.append([column[rows][included] for column in (self._keys[name], paths, labels)])
         return [np.concatenate(column) for column in zip(*slices)]
 
-    def _rows(self, split):
+    def _rows(self, split: str) -> Iterable[tuple[str, slice]]:
         """Yields (split name, row slice) for each term of `split`. Raises ValueError if a term is invalid."""
         for term in self.split_names if split == "all" else split.split("+"):
             name = term.strip()
@@ -116,7 +117,7 @@ class FolderSource(IndexedSource):
                 )
             yield name, slice(begin, end)
 
-    def _row(self, split, boundary, is_percent):
+    def _row(self, split: str, boundary: int | None, is_percent: bool) -> int | None:
         """Returns the row index for `boundary`: a number of images or a percentage, negative to count from the end."""
         if boundary is None:
             return None
@@ -155,7 +156,7 @@ class FolderSource(IndexedSource):
         )
 
 
-def _path_key(path):
+def _path_key(path: str) -> int:
     """Returns the key of a relative path: a non-negative hash with `_KEY_BITS` bits."""
     return int.from_bytes(hashlib.sha256(os.fsencode(path)).digest()[:8], "big") >> 64 - _KEY_BITS
 
@@ -236,7 +237,7 @@ def folder_source(path: str) -> FolderSource:
     return source
 
 
-def _run_directories(folder):
+def _run_directories(folder: pathlib.Path) -> list[str]:
     """Returns the names of a folder's sub-folders that are run directories."""
     return [
         child.name
@@ -254,13 +255,13 @@ class _Listing:
     empty: list[str]
 
 
-def _split_of(folder):
+def _split_of(folder: pathlib.Path) -> str | None:
     """Returns the split that a folder's name denotes, or None."""
-    match = _SPLIT_FOLDER.fullmatch(folder.name)
+    match: Any = _SPLIT_FOLDER.fullmatch(folder.name)
     return match and _SPLITS[match[1].lower()]
 
 
-def _list_folder(folder):
+def _list_folder(folder: pathlib.Path) -> _Listing:
     children = sorted(folder.iterdir())
     folders = [
         child
@@ -279,7 +280,7 @@ def _list_folder(folder):
     )
 
 
-def _split_folders(root, listing, flag):
+def _split_folders(root: pathlib.Path, listing: _Listing, flag: str) -> dict[str, pathlib.Path]:
     """Returns a dict mapping splits to folders. Without split folders, it maps `train` to `root`.
 
     Raises `UserError` if the layout is ambiguous.
@@ -314,7 +315,7 @@ def _split_folders(root, listing, flag):
     return roots
 
 
-def _scan_split(folder, flag):
+def _scan_split(folder: pathlib.Path, flag: str) -> tuple[list[tuple[str | None, str]], list[str]]:
     """Returns a list of (class name or None, path) pairs, one per image, and the names of empty class folders."""
     listing = _list_folder(folder)
     if listing.images and listing.folders:

@@ -31,7 +31,7 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
     if not isinstance(source, FolderSource):
         return
     paths, path = source.paths(), config.model_dir and os.path.join(config.model_dir, _CHECK_FILE)
-    inputs = dict(digest=files_digest(paths), version=_VERSION)
+    inputs: dict = dict(digest=files_digest(paths), version=_VERSION)
     result = None
     with contextlib.suppress(UserError):  # An unreadable file is rewritten.
         result = path and storage.read_json(path)

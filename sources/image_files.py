@@ -80,7 +80,7 @@ class UnusableImage(Exception):
 # --------------------------------------------------------------------------------------------------------- search
 
 
-def is_ignored(folder: str, name: str) -> bool:
+def is_ignored(folder: str | os.PathLike[str], name: str) -> bool:
     """Returns whether the image search skips the sub-folder `name` of `folder`.
 
     The search skips hidden folders, folders created by archivers and file systems, and run
@@ -94,7 +94,7 @@ def is_ignored(folder: str, name: str) -> bool:
     )
 
 
-def is_run_directory(folder: str) -> bool:
+def is_run_directory(folder: str | os.PathLike[str]) -> bool:
     """Returns whether a folder is a run directory: a `model_dir`, or the `--out` directory of a transfer evaluation."""
     try:
         names = os.listdir(folder)
@@ -111,7 +111,7 @@ def is_image_name(name: str) -> bool:
     return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
 
 
-def iterate_images(folder: str) -> Iterator[str]:
+def iterate_images(folder: str | os.PathLike[str]) -> Iterator[str]:
     """Yields the paths of all image files under a folder, at any depth, in alphabetical order within each directory.
 
     Follows links, but visits each directory once and none that contains `folder`, because links may
@@ -137,7 +137,7 @@ def count_other_files(folder: str) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def _walk(folder):
+def _walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]]]:
     """Yields the path of each directory that `iterate_images` searches, and the sorted names of its files."""
 
     def raise_unreadable(error):
@@ -154,7 +154,7 @@ def _walk(folder):
         yield directory, sorted(names)
 
 
-def find_images(folder: str) -> list[str]:
+def find_images(folder: str | os.PathLike[str]) -> list[str]:
     """Returns the paths that `iterate_images` yields, sorted."""
     return sorted(iterate_images(folder))
 
@@ -224,7 +224,7 @@ def convert(content: bytes) -> bytes:
         raise UnusableImage("truncated or corrupt") from error
 
 
-def _orientation(image):
+def _orientation(image: Image.Image) -> int | None:
     """Returns the Exif orientation of an image, or None if the orientation is not specified."""
     try:
         return image.getexif().get(ExifTags.Base.Orientation)
@@ -316,7 +316,7 @@ def find_unusable(paths: list[str]) -> dict[str, str]:
         pool.shutdown(cancel_futures=True)  # After a signal, do not read the queued files.
 
 
-def _file_size(path):
+def _file_size(path: str) -> int:
     try:
         path.encode()
         if "://" in path:
@@ -336,7 +336,7 @@ def _file_size(path):
     return status.st_size
 
 
-def _count_pixels(file):
+def _count_pixels(file: io.BufferedReader | tf.io.gfile.GFile) -> int:
     """Returns the number of pixels that Pillow will allocate for an open file. Reads only the header.
 
     Raises:
@@ -367,7 +367,7 @@ def _count_pixels(file):
         ) from error
 
 
-def _unreadable(path, error):
+def _unreadable(path: str, error: Exception) -> UserError:
     return UserError(
         f"{path}: the file or directory cannot be read"
         f" ({getattr(error, 'strerror', None) or first_line(error)}). Fix the cause, and run the"

@@ -51,13 +51,13 @@ class IndexedSource(Source):
         """See `Source`."""
         return len(self._select(split)[0][shard::shards])
 
-    def _select(self, split):
+    def _select(self, split: str) -> list[np.ndarray]:
         """Returns a split's keys, items and labels in a fixed random order, so that slices contain all classes."""
         if split not in self._selected:
             self._selected[split] = self._permute(split)
         return self._selected[split]
 
-    def _permute(self, split):
+    def _permute(self, split: str) -> list[np.ndarray]:
         import tensorflow_datasets as tfds  # Imported here because the import is slow.
 
         infos = {

@@ -9,6 +9,7 @@ import socket
 import urllib.request
 from collections.abc import Callable
 from concurrent import futures
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -63,7 +64,7 @@ class TfdsSource(Source):
         )
 
     @staticmethod
-    def _find_label_lists(tfds, info) -> dict[str, str]:
+    def _find_label_lists(tfds: Any, info: Any) -> dict[str, str]:
         """Returns a dict with the names of the features that list the classes of all objects and of easy objects.
 
         PASCAL VOC has these features. For data sets without them, the dict is empty.
@@ -78,7 +79,7 @@ class TfdsSource(Source):
         }
         return label_lists if "all" in label_lists else {}
 
-    def _find_image_and_label(self, tfds, info):
+    def _find_image_and_label(self, tfds: Any, info: Any) -> tuple[str, str | None]:
         """Returns the names of the image feature and the label feature. Without class labels, the second is None."""
         names = (
             info.supervised_keys
@@ -123,7 +124,7 @@ class TfdsSource(Source):
             )
         self._checked |= paths
 
-    def _files(self, split, shards, shard):
+    def _files(self, split: str, shards: int, shard: int) -> list[Any]:
         """Returns a shard's file instructions, or all file instructions if there are fewer files than shards."""
         files = self._builder.info.splits[split].file_instructions
         return files[shard::shards] if len(files) >= shards else files
@@ -197,7 +198,7 @@ class TfdsSource(Source):
         chosen = keys[order][label_subsets.choose_labeled(labels[order], split, fraction, seed)]
         self._restricted = {**self._restricted, split: chosen}
 
-    def _key_and_label(self, key, serialized):
+    def _key_and_label(self, key: tf.Tensor, serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         key, _, label = self._parse(key, serialized)
         return key, label
 
@@ -224,11 +225,13 @@ class TfdsSource(Source):
         del split
         return self._parse
 
-    def _parse(self, key, serialized):
+    def _parse(
+        self, key: tf.Tensor, serialized: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         example = self._features.deserialize_example(serialized, decoders=self._decoders)
         return key, example[self._image], self._label_of(example)
 
-    def _label_of(self, example):
+    def _label_of(self, example: dict[str, tf.Tensor]) -> tf.Tensor:
         if not self.multi_label and not self._label:
             return self.no_label()
         if not self.multi_label:
@@ -248,13 +251,13 @@ class TfdsSource(Source):
             else present
         )
 
-    def _multi_hot(self, classes):
+    def _multi_hot(self, classes: tf.Tensor) -> tf.Tensor:
         """Converts a list of classes to a multi-hot vector, int64 [classes]."""
         counts = tf.reduce_sum(tf.one_hot(classes, self.num_classes, dtype=tf.int64), 0)
         return tf.minimum(counts, 1)
 
 
-def _file_key(filename):
+def _file_key(filename: str) -> int:
     """Returns the upper bits of a file's example keys: 31 bits that depend only on the file name."""
     return (
         int.from_bytes(hashlib.sha256(os.path.basename(filename).encode()).digest()[:4], "big")
@@ -263,12 +266,12 @@ def _file_key(filename):
     )
 
 
-def _count_records(file):
+def _count_records(file: Any) -> int:
     """Returns the number of records that a TFDS file instruction reads."""
     return file.take if file.take >= 0 else file.examples_in_shard - file.skip
 
 
-def _file_problem(path):
+def _file_problem(path: str) -> str | None:
     """Returns a description of the problem if a record file is missing, empty or unreadable, otherwise None."""
     try:
         return None if tf.io.gfile.stat(path).length else f"{path} is empty"
@@ -278,7 +281,9 @@ def _file_problem(path):
         return f"{path} cannot be read ({first_line(error)})"
 
 
-def _read_file(filename, skip, take, file_key):
+def _read_file(
+    filename: tf.Tensor, skip: tf.Tensor, take: tf.Tensor, file_key: tf.Tensor
+) -> tf.data.Dataset:
     """Returns a dataset of (key, serialized example) with the `take` records that follow the first `skip` records.
 
     Reading fails with `FailedPreconditionError` if the file has fewer records. This check is
@@ -292,7 +297,7 @@ def _read_file(filename, skip, take, file_key):
     return records.apply(tf.data.experimental.assert_cardinality(take))
 
 
-def _tfds_builder(tfds, name, data_dir):
+def _tfds_builder(tfds: Any, name: str, data_dir: str | None) -> Any:
     """Prepares a data set if necessary, and returns its TFDS builder. Raises `UserError` if this fails."""
     try:
         builder = tfds.builder(name, data_dir=data_dir)
@@ -329,7 +334,7 @@ def _tfds_builder(tfds, name, data_dir):
     return builder
 
 
-def _prepare(builder, name):
+def _prepare(builder: Any, name: str) -> None:
     """Downloads and prepares a data set. Raises `UserError` if this fails."""
     console.log(f"downloading and preparing {name} in {builder.data_dir}")
     if not _is_online():
@@ -349,7 +354,7 @@ def _prepare(builder, name):
         ) from error
 
 
-def _is_online():
+def _is_online() -> bool:
     """Returns False if the address of TFDS's own server cannot be determined and no proxy is configured."""
     if urllib.request.getproxies().keys() - {"no"}:
         return True
