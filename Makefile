@@ -65,9 +65,10 @@ test-torch: .venv/installed-dev .venv-torch/installed  ## tests the code that us
 	SIMCLR_TORCH_PYTHON=$(CURDIR)/.venv-torch/bin/python .venv/bin/python -m pytest -q tests/export/torch_weights_test.py \
 		tests/benchmarks_test.py::test_losses_and_gradients_match_those_in_pytorch
 
-lint: .venv/installed-dev  ## checks the code style with ruff
+lint: .venv/installed-dev  ## checks the code style with ruff, and types with mypy
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check --quiet .
+	.venv/bin/python -m mypy
 
 .venv-tf2.15/installed: END = 12
 .venv-tf2.15/installed: PYTHON = $(call find_python,python3.11 python3.10)

@@ -105,8 +105,8 @@ def _batch_views(
 
         region, *windows = _decode_windows(source, item, draw, size)
         crops = [
-            data_util.resize_window(region, *window, size, size)  # type: ignore[call-arg]
-            for window in zip(*map(tf.unstack, windows))
+            data_util.resize_window(region, begin, window_size, size, size)
+            for begin, window_size in zip(*map(tf.unstack, windows))
         ]
         return tuple(crops) * (len(policies) // len(crops)), label, seed
 

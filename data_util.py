@@ -283,9 +283,9 @@ def jitter_amounts(
     brightness_range = (
         factors if brightness == "multiplicative" else (-0.8 * strength, 0.8 * strength)
     )
-    low, high = np.float32([brightness_range, factors, factors, (-hue, hue)]).T  # type: ignore[misc]
+    low, high = np.array([brightness_range, factors, factors, (-hue, hue)], np.float32).T
     draws = rng.uniforms(seeds, 8)
-    return draws[:, :4] * (high - low) + low, tf.math.top_k(draws[:, 4:], 4).indices  # type: ignore[has-type]
+    return draws[:, :4] * (high - low) + low, tf.math.top_k(draws[:, 4:], 4).indices
 
 
 def color_jitter(

@@ -118,7 +118,8 @@ def embedding_std(z: tf.Tensor, strategy: tf.distribute.Strategy | None = None) 
       arXiv:2011.10566, section 4.1).
     """
     unit = tf.math.l2_normalize(tf.cast(z, tf.float32), -1)
-    variance = replicas.mean_and_variance(*tf.nn.moments(unit, [0]), strategy)[1]  # type: ignore[call-arg]
+    means, variances = tf.nn.moments(unit, [0])
+    _, variance = replicas.mean_and_variance(means, variances, strategy)
     return tf.reduce_mean(tf.sqrt(variance)) * tf.sqrt(tf.cast(tf.shape(z)[1], tf.float32))
 
 

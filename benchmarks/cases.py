@@ -100,7 +100,7 @@ def step(size: int, options: argparse.Namespace) -> Iterator[Case]:
     one_batch = one_batch if size <= _LARGEST_BASELINE["step"] else None
     torch = {"PyTorch": None, "torch.compile": "inductor"} if torch_python() else {}
     keras = dict(network, jit_compile=config.jit_compile)
-    for name, *forms in (
+    for name, form, other in (
         ("plain Keras", ours(), ("baselines.keras_step", keras)),
         *(
             (name, ours(), ("torch_step.step", dict(network, backend=backend)))
@@ -117,7 +117,7 @@ def step(size: int, options: argparse.Namespace) -> Iterator[Case]:
         ),
     ):
         units = ("images/s", "MB", "s to first result")
-        yield Case(f"{name}, batch {size}", *forms, units, 5, warm_up=True, images=size)  # type: ignore[call-arg, misc]
+        yield Case(f"{name}, batch {size}", form, other, units, 5, warm_up=True, images=size)
 
 
 def input_pipeline(size: int, options: argparse.Namespace) -> Iterator[Case]:
@@ -129,41 +129,39 @@ def input_pipeline(size: int, options: argparse.Namespace) -> Iterator[Case]:
 
     original = ("baselines.original_pipeline", dict(flags=flags))
     decoding = ("programs.decoding", dict(flags=flags))
-    for name, *forms in (
+    for name, form, other in (
         ("two views", ours(), original),
         ("--augment_on=device and host", ours("--augment_on=device"), ours()),
         ("decoding alone", decoding, None),
     ):
-        yield Case(name, *forms, ("images/s",), 50, warm_up=True, images=size)  # type: ignore[call-arg, misc]
+        yield Case(name, form, other, ("images/s",), 50, warm_up=True, images=size)
 
 
 def loss(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """NT-Xent and its gradient for 2N = SIZE, in blocks of rows and with the whole matrix"""
     for metrics in (False, True):
-        forms: list[Any] = [
+        blocked, whole = (
             ("programs.nt_xent", dict(size=size, metrics=metrics, blocked=blocked))
             for blocked in (True, False)
-        ]
-        forms[1] = forms[1] if size <= _LARGEST_BASELINE["loss"] else None
+        )
+        whole = whole if size <= _LARGEST_BASELINE["loss"] else None
         name = f"2N={size}, with{'' if metrics else 'out'} metrics"
-        yield Case(name, *forms, calls=max(2**15 // size, 5), warm_up=True)  # type: ignore[misc]
+        yield Case(name, blocked, whole, calls=max(2**15 // size, 5), warm_up=True)
 
 
 def optimizer(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """update of all variables of a ResNet-SIZE with LARS, and with the original's formulas"""
-    forms: list[Any] = [
-        (f"{module}.lars", dict(depth=size)) for module in ("programs", "baselines")
-    ]
-    yield Case(f"LARS, ResNet-{size}", *forms, ("s",), 15, warm_up=True)  # type: ignore[call-arg, misc]
+    ours, original = ((f"{module}.lars", dict(depth=size)) for module in ("programs", "baselines"))
+    yield Case(f"LARS, ResNet-{size}", ours, original, ("s",), 15, warm_up=True)
 
 
 def evaluation_memory(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """peak memory of run.py after SIZE evaluations, and after a quarter of them"""
-    forms: list[Any] = [
+    all_, few = (
         ("programs.evaluations", dict(count=count, flags=options.flags))
         for count in (size, max(size // 4, 1))
-    ]
-    yield Case(f"{size} evaluations", *forms, ("MB of run.py",))  # type: ignore[call-arg]
+    )
+    yield Case(f"{size} evaluations", all_, few, ("MB of run.py",))
 
 
 def logistic_regression(size: int, options: argparse.Namespace) -> Iterator[Case]:
@@ -225,7 +223,7 @@ def precision(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """accuracy of runs with seed SIZE in mixed_bfloat16 and in float32"""
     digits = ("--flagfile=paper/recipes/digits.cfg", "--label_fraction=1")
     for name, flags in _data_sets(options, digits, _CIFAR10):
-        forms: list[Any] = [
+        bfloat16, float32 = (
             (
                 "programs.accuracies",
                 dict(
@@ -234,8 +232,8 @@ def precision(size: int, options: argparse.Namespace) -> Iterator[Case]:
                 ),
             )
             for dtype in ("mixed_bfloat16", "float32")
-        ]
-        yield Case(f"{name}, seed {size}", *forms, _METRICS)  # type: ignore[call-arg]
+        )
+        yield Case(f"{name}, seed {size}", bfloat16, float32, _METRICS)
 
 
 def parity(size: int, options: argparse.Namespace) -> Iterator[Case]:

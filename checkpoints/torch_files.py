@@ -98,11 +98,15 @@ def read_contents(path: str, flag: str) -> Contents:
         key: shapes[name] if name in shapes else _replaced_tensor(name, channels).shape
         for key, name in names.items()
     }
-    return Contents(  # type: ignore[call-arg]
+    image_size, step = (
+        int(metadata[name]) if name in metadata else None for name in ("image_size", "step")
+    )
+    return Contents(
         names,
         {key: torch_names.shape_from_torch(shape) for key, shape in file_shapes.items()},
         len(shapes.keys() - set(names.values())),
-        *(int(metadata[name]) if name in metadata else None for name in ("image_size", "step")),  # type: ignore[arg-type]
+        image_size,
+        step,
         notes,
     )
 

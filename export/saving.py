@@ -231,7 +231,12 @@ def export_to_model_dir(
             return None
         console.log("exporting the SavedModel")
         path = os.path.join(root, str(step))
-        export(checkpoint_path, path, config.image_size, results, lambda: (check(), lock.check()))
+
+        def check_locks():
+            check()
+            lock.check()
+
+        export(checkpoint_path, path, config.image_size, results, check_locks)
         # Other runs may use the target of a link.
         num_old = 0 if not keep or os.path.islink(root) else max(len(others) + 1 - keep, 0)
         for other in others[:num_old]:

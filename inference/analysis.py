@@ -178,8 +178,9 @@ def confusions(labels: np.ndarray, predictions: np.ndarray, limit: int) -> list[
         np.stack([labels, predictions], 1)[wrong], axis=0, return_inverse=True, return_counts=True
     )
     return [
-        Confusion(  # type: ignore[call-arg]
-            *pairs[number].tolist(),
+        Confusion(
+            int(pairs[number, 0]),
+            int(pairs[number, 1]),
             float(counts[number] / np.count_nonzero(labels == pairs[number, 0])),
             wrong[pair_of.ravel() == number],
         )

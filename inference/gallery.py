@@ -405,7 +405,7 @@ def _classes(classes: Sequence[str], neighbors: similarity.Neighbors) -> dict[st
     for label, name in enumerate(names):
         of_class = predictions[labels == label]
         wrong = of_class[of_class != label]
-        confused = names[np.bincount(wrong).argmax()] if len(wrong) else None
+        confused = names[np.argmax(np.bincount(wrong))] if len(wrong) else None
         rows.append((name, len(of_class), np.mean(of_class == label), confused))
     rows.sort(key=lambda row: (row[2], row[0]))
     pairs = []

@@ -236,11 +236,10 @@ class LogisticPath:
 
     def accuracy(self, inputs: np.ndarray, labels: np.ndarray) -> float:
         """Returns the fraction of inputs [n, d] whose label [n] has the highest score."""
-        hits = sum(
-            np.count_nonzero(self.scores(inputs[block]).argmax(1) == labels[block])
-            for block in _slices(len(inputs))
-        )
-        return hits / len(inputs)  # type: ignore[return-value]
+        hits = [
+            self.scores(inputs[block]).argmax(1) == labels[block] for block in _slices(len(inputs))
+        ]
+        return float(np.mean(np.concatenate(hits)))
 
     def cross_entropy(self, inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> float:
         """Returns the mean cross-entropy of the examples with indices `rows`.

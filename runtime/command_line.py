@@ -91,8 +91,10 @@ def describe(error: Exception) -> tuple[int, str]:
         return error.status, str(error)
     classes = [error_class.__name__ for error_class in type(error).__mro__]
     remedy = next((_REMEDIES[name] for name in classes if name in _REMEDIES), None)
-    path = getattr(error, "filename", None)
-    reason = f"{path}: {error.strerror}" if path and error.strerror else first_line(error)  # type: ignore[attr-defined]
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        reason = f"{error.filename}: {error.strerror}"
+    else:
+        reason = first_line(error)
     if remedy is None:
         return 1, reason
     if _LOST_WORKER.intersection(classes):

@@ -28,7 +28,9 @@ def digits_source() -> IndexedSource:
     from sklearn import model_selection
 
     digits = _load_digits()
-    images = np.repeat(np.uint8(np.round(digits.images * 255 / 16))[..., np.newaxis], 3, axis=-1)  # type: ignore[index]
+    images = np.repeat(
+        np.round(digits.images * 255 / 16).astype(np.uint8)[..., np.newaxis], 3, axis=-1
+    )
     train, test = model_selection.train_test_split(
         np.arange(len(images)), test_size=0.2, stratify=digits.target, random_state=0
     )

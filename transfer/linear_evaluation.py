@@ -7,7 +7,6 @@ import functools
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +21,7 @@ from runtime.paths import hashed_name
 from transfer import measures, output
 
 L2_OF_SUM_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # The strongest choice is first.
-_Examples = tuple[np.ndarray, np.ndarray]  # The arrays are features and labels.
+_Examples = Sequence[np.ndarray]  # features and labels
 
 
 def linear(
@@ -89,23 +88,23 @@ def run_linear(arguments: argparse.Namespace) -> None:
     with inputs.open_output_dir():
         directory = hashed_name(os.path.join(inputs.config.model_dir, "linear"), settings)
         with records.timing(directory):
-            feature_sets: list[Any] = _extract_features(inputs, model, directory)
+            train, validation, test = _extract_features(inputs, model, directory)
             path = os.path.join(directory, "sweep.json")
-            results, scores = linear(  # type: ignore[call-arg, misc]
-                *feature_sets,
+            results, scores = linear(
+                train,
+                validation,
+                test,
                 task.metric,
                 previous={
                     float(key): value for key, value in storage.read_json(path, default={}).items()
                 },
                 on_result=functools.partial(storage.write_json, path),
             )
-        inputs.write_results(feature_sets[-1][1], scores, results)
+        inputs.write_results(test[1], scores, results)
         records.finish(directory, settings, results)
 
 
-def _extract_features(
-    inputs: output.Inputs, model: keras.Model, directory: str
-) -> list[list[np.ndarray]]:
+def _extract_features(inputs: output.Inputs, model: keras.Model, directory: str) -> list[_Examples]:
     """Returns features [n, d] and labels [n] or [n, classes] of the splits.
 
     The features are written to `directory`. If they already exist, they are read from there.
