@@ -1,4 +1,4 @@
-"""Checks that all arguments of functions and methods have type hints. Ruff checks public return types, mypy all hints."""
+"""Checks that all arguments of functions have type hints. Ruff checks public return types, and mypy all hints."""
 
 import ast
 import subprocess
