@@ -21,7 +21,7 @@ from runtime.paths import hashed_name
 from transfer import measures, output
 
 L2_OF_SUM_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # The strongest choice is first.
-_Examples = Sequence[np.ndarray]  # features and labels
+_Examples = tuple[np.ndarray, np.ndarray]  # features and labels
 
 
 def linear(
@@ -117,7 +117,8 @@ def _extract_features(inputs: output.Inputs, model: keras.Model, directory: str)
             batches = evaluate.eval_batches(inputs.config, inputs.source, split, strategy)
             vectors, labels = features.extract(strategy, encoder, batches, f"features of {split}")
             storage.write_arrays(path, vectors=vectors, labels=labels)
-        feature_sets.append(output.read_arrays(path, "vectors", "labels"))
+        vectors, labels = output.read_arrays(path, "vectors", "labels")
+        feature_sets.append((vectors, labels))
     (_, labels), *others = feature_sets
     if not logistic_regression.has_two_classes(labels) or not all(len(pair[1]) for pair in others):
         splits = ", ".join(f"--{name}={split}" for name, split in inputs.task.splits.items())
