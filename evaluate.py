@@ -8,7 +8,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -205,7 +205,7 @@ class Evaluator:
             )
         # the batches of view pairs; each batch is divided into parts
         self._parts: tf.data.Dataset | None = None
-        self._embed_views = tf.function(self._project_views, autograph=False)
+        self._embed_views = tf.function(self._views_outputs, autograph=False)
         self._losses = tf.function(self._contrastive_losses, autograph=False)
 
     def __enter__(self) -> Evaluator:
@@ -391,26 +391,30 @@ class Evaluator:
         parts, mean_metrics = iter(self._parts), metrics.MeanMetrics()
         for batch_index in range(min(num_examples // size, config.eval_steps or num_examples)):
             index = tf.constant(batch_index, tf.int64)
-            z = [
-                self._embed_views(next(parts)[0], index, tf.constant(row))
-                for row in range(0, size, _EMBEDDED_ROWS)
-            ]
-            mean_metrics.add(self._losses(tf.concat(z, 1)))
+            outputs = []
+            for row in range(0, size, _EMBEDDED_ROWS):
+                images, labels = next(parts)
+                outputs.append((*self._embed_views(images, index, tf.constant(row)), labels))
+            h, z, labels = zip(*outputs)
+            losses = self._losses(tf.concat(h, 1), tf.concat(z, 1), tf.concat(labels, 0))
+            mean_metrics.add(losses)
         return {f"eval/{name}": value for name, value in mean_metrics.means().items()}
 
-    def _project_views(
-        self, images: tuple[tf.Tensor, ...], batch_index: tf.Tensor, first_row: tf.Tensor
-    ) -> tf.Tensor:
-        """Returns projections [number of views, rows, d] of consecutive rows of a batch, starting at `first_row`."""
+    def _views_outputs(
+        self, images: Sequence[tf.Tensor], batch_index: tf.Tensor, first_row: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        """Returns h [number of views, rows, c] and z [number of views, rows, d] of consecutive rows of a batch."""
         images = simclr.views(images, self._config, batch_index, first_row=first_row)
-        z = self._model(tf.concat(images, 0), training=False)["proj_head_output"]
-        return tf.reshape(z, [len(images), -1, z.shape[-1]])
+        endpoints = self._model(tf.concat(images, 0), training=False)
+        outputs = endpoints["final_avg_pool"], endpoints["proj_head_output"]
+        return tuple(tf.reshape(x, [len(images), -1, x.shape[-1]]) for x in outputs)
 
-    def _contrastive_losses(self, z: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns a dict of the contrastive loss and its metrics for projections [number of views, batch, d]."""
-        terms, scalars = simclr.over_batch(
-            None, tf.reshape(z, [-1, z.shape[-1]]), None, self._config
-        )
+    def _contrastive_losses(
+        self, h: tf.Tensor, z: tf.Tensor, labels: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Returns a dict of the contrastive loss and its metrics for a whole batch (see `_views_outputs`)."""
+        h, z = (tf.reshape(x, [-1, x.shape[-1]]) for x in (h, z))
+        terms, scalars = simclr.over_batch(h, z, labels, self._config)
         return {**terms, **scalars}
 
     def probe_frozen_encoder(self, step: int) -> dict[str, float]:

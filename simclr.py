@@ -118,9 +118,9 @@ def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
 
 
 def over_batch(
-    h: tf.Tensor | None,
+    h: tf.Tensor,
     z: tf.Tensor,
-    labels: tf.Tensor | None,
+    labels: tf.Tensor,
     config: Config,
     strategy: tf.distribute.Strategy | None = None,
 ) -> tuple[Scalars, Scalars]:
@@ -131,7 +131,7 @@ def over_batch(
     Args:
       h: this replica's representations [2n, c], all first views before all second views.
       z: this replica's projections [2n, d], in the same order.
-      labels: int [n], the labels on this replica, for losses that need them.
+      labels: this replica's labels, as in `per_image`, for losses that need them.
       config: settings.
       strategy: the strategy whose replicas share the batch, or None.
 
