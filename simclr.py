@@ -143,30 +143,34 @@ def over_batch(
     del h, labels
     if not config.pretraining:
         return {}, {}
-    metrics = {"embedding_std": metrics_lib.embedding_std(tf.stop_gradient(z), strategy)}
-    if config.contrastive_loss != "nt_xent" or config.negatives != "both":
-        loss, logits_ab, positives = objective.add_alternative_contrastive_loss(
-            z,
-            config.contrastive_loss,
-            config.hidden_norm,
-            config.temperature,
-            config.effective_margin,
-            config.semi_hard,
-            config.negatives == "cross_view",
-            strategy,
+    is_nt_xent = config.contrastive_loss == "nt_xent" and config.negatives == "both"
+    if is_nt_xent and blocked_nt_xent.is_used(z, strategy, config.loss_block_rows):
+        loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(
+            z, config.hidden_norm, config.temperature, strategy, config.loss_block_rows
         )
-    elif blocked_nt_xent.is_used(z, strategy, config.loss_block_rows):
-        loss, metrics["contrast_acc"], metrics["contrast_entropy"] = (
-            blocked_nt_xent.contrastive_loss(
-                z, config.hidden_norm, config.temperature, strategy, config.loss_block_rows
-            )
-        )
-        return {"contrast_loss": loss}, metrics
     else:
-        loss, logits_ab, positives = objective.add_contrastive_loss(
-            z, config.hidden_norm, config.temperature, strategy
-        )
-    logits_ab = tf.stop_gradient(logits_ab)
-    metrics["contrast_acc"] = metrics_lib.contrastive_accuracy(logits_ab, positives)
-    metrics["contrast_entropy"] = metrics_lib.contrastive_entropy(logits_ab)
-    return {"contrast_loss": loss}, metrics
+        if is_nt_xent:
+            loss, logits_ab, positives = objective.add_contrastive_loss(
+                z, config.hidden_norm, config.temperature, strategy
+            )
+        else:
+            loss, logits_ab, positives = objective.add_alternative_contrastive_loss(
+                z,
+                config.contrastive_loss,
+                config.hidden_norm,
+                config.temperature,
+                config.effective_margin,
+                config.semi_hard,
+                config.negatives == "cross_view",
+                strategy,
+            )
+        logits_ab = tf.stop_gradient(logits_ab)
+        accuracy = metrics_lib.contrastive_accuracy(logits_ab, positives)
+        entropy = metrics_lib.contrastive_entropy(logits_ab)
+    terms = {"contrast_loss": loss}
+    metrics = {
+        "contrast_acc": accuracy,
+        "contrast_entropy": entropy,
+        "embedding_std": metrics_lib.embedding_std(tf.stop_gradient(z), strategy),
+    }
+    return terms, metrics
