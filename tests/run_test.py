@@ -965,7 +965,7 @@ def test_small_splits_do_not_need_one_image_per_class(tmp_path):
 @pytest.mark.parametrize("mode, file", [("train_then_eval", "train.lock"), ("eval", "flags.json")])
 def test_too_few_labels_are_reported_before_training_and_waiting(mode, file, tmp_path):
     if mode == "eval":
-        (tmp_path / file).write_text("{}")  # The run has started.
+        (tmp_path / file).write_text('{"seed": 1}')  # The run has started.
     settings = dict(eval_protocol="knn", label_fraction=0.1, eval_timeout=60)
     message = "--label_fraction=0.1: .* 6 examples are too few for 10 classes"
     with pytest.raises(UserError, match=message):
