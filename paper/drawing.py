@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from sources import datasets, image_files
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib import ticker  # noqa: E402
+from matplotlib import ticker, transforms  # noqa: E402
 
 _SEED = 1
 _CROPS = 4  # Number of crops per image. Each crop is shown with and without color distortion.
@@ -537,7 +536,7 @@ def methods(csv: str | None, out: str) -> str:
     return _parameters_figure(pd.concat(tables), out, "methods")
 
 
-def _parameters_figure(rows: pd.DataFrame, out: str, figure_name: str) -> str:
+def _parameters_figure(rows: pd.DataFrame, out: str, name: str) -> str:
     """Plots one marker per network, labeled with its name, and saves the figure. Shortens ResNet-50 to R50."""
     rows = _average(rows, _PARAMETER_COLUMNS[:3])
     figure, axis = plt.subplots(figsize=(8, 5.5))
@@ -561,18 +560,53 @@ def _parameters_figure(rows: pd.DataFrame, out: str, figure_name: str) -> str:
     axis.set_xlabel("encoder parameters, million")
     axis.set_ylabel("top-1 accuracy, %")
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    # Alternating sides keep the labels of points with similar accuracies apart.
-    order = rows.sort_values("accuracy")
-    names = order["network"].str.replace("ResNet-", "R")
-    points = zip(order["million parameters"], 100 * order["accuracy"])
-    for name, point, side in zip(names, points, itertools.cycle(("right", "left"))):
-        axis.annotate(
-            name,
-            point,
-            (-6 if side == "right" else 6, 0),
-            textcoords="offset points",
-            fontsize=7,
-            ha=side,
-            va="center",
-        )
-    return save(figure, _without_deviations(rows), out, figure_name)
+    points = zip(rows["million parameters"], 100 * rows["accuracy"])
+    _label_points(axis, list(zip(rows["network"].str.replace("ResNet-", "R"), points)))
+    return save(figure, _without_deviations(rows), out, name)
+
+
+# Directions from a point to its label, in order of preference.
+_DIRECTIONS = (
+    (0, 1),
+    (0, -1),
+    (1, 0),
+    (-1, 0),
+    (1, 1),
+    (-1, 1),
+    (1, -1),
+    (-1, -1),
+    (0, 3),
+    (0, -3),
+)
+
+
+def _label_points(axis: plt.Axes, labels: list[tuple[str, tuple[float, float]]]) -> None:
+    """Writes labels next to points, avoiding overlaps with other points and labels where possible.
+
+    Args:
+      axis: axes with their final limits.
+      labels: list of (text, (x, y)).
+    """
+    axis.figure.canvas.draw()  # Determines the limits.
+    occupied = [
+        transforms.Bbox.from_bounds(x - 5, y - 5, 10, 10)
+        for x, y in axis.transData.transform([point for _, point in labels])
+    ]
+    for label, point in labels:
+        texts = [
+            axis.annotate(
+                label,
+                point,
+                (6 * x, 5 * y),
+                textcoords="offset points",
+                fontsize=7,
+                ha=("center", "left", "right")[x],
+                va="center" if y == 0 else "bottom" if y > 0 else "top",
+            )
+            for x, y in _DIRECTIONS
+        ]
+        overlaps = [text.get_window_extent().count_overlaps(occupied) for text in texts]
+        best = texts.pop(overlaps.index(min(overlaps)))
+        occupied.append(best.get_window_extent())
+        for text in texts:
+            text.remove()

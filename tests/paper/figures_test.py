@@ -461,6 +461,20 @@ def test_methods_figure_shows_the_results_of_the_paper_and_of_our_runs(tmp_path)
     np.testing.assert_allclose(points_of(axis)["SimCLR, ours"], [(24, 69)])
 
 
+def test_labels_of_close_points_do_not_overlap():
+    figure, axis = plt.subplots()
+    points = [(0.5, 0.5), (0.5, 0.51), (0.52, 0.5), (0.5, 0.9)]
+    axis.scatter(*zip(*points))
+    axis.set(xlim=(0, 1), ylim=(0, 1))
+    drawing._label_points(axis, [(f"network {index}", point) for index, point in enumerate(points)])
+    assert [text.get_text() for text in axis.texts] == [f"network {index}" for index in range(4)]
+    boxes = [text.get_window_extent() for text in axis.texts]
+    assert not any(
+        box.overlaps(other) for index, box in enumerate(boxes) for other in boxes[:index]
+    )
+    plt.close(figure)
+
+
 def test_parameters_figure_is_plotted_from_a_csv_file(tmp_path):
     lines = ["R50,24,0.69,1000 epochs", "R50 (2x),94,0.74,1000 epochs", "R18,11,0.5,100 epochs"]
     rows, (axis,) = draw(
