@@ -80,8 +80,8 @@ class ResNet(nn.Module):
         outputs = torch.relu(self.bn1(self.conv1(images)))
         if self.has_pooling:  # As in TensorFlow, even sizes are padded only at the end.
             height, width = outputs.shape[2:]
-            padded = functional.pad(outputs, (width % 2, 1, height % 2, 1))
-            outputs = functional.max_pool2d(padded, 3, 2)
+            padding = height % 2, width % 2
+            outputs = functional.max_pool2d(outputs, 3, 2, padding, ceil_mode=True)
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             outputs = layer(outputs)
         return outputs.float().mean([2, 3])

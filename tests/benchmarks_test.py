@@ -161,7 +161,9 @@ def test_losses_and_gradients_match_those_in_pytorch(depth, size, torch_python, 
     heads = torch_names.head_names(variables)
     names = {f"{part}.{name}": key for part in heads for key, name in heads[part].items()}
     names |= {
-        torch_names.torch_name(key): key for key in variables if key.startswith("model/resnet")
+        f"encoder.{torch_names.torch_name(key)}": key
+        for key in variables
+        if key.startswith("model/resnet")
     }
     assert set(names.values()) == set(variables)
     random = np.random.default_rng(0)

@@ -12,9 +12,9 @@ import sys
 import numpy as np
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-import torch_step  # noqa: E402
+from benchmarks import torch_step  # noqa: E402
 
 
 def main():
@@ -23,7 +23,7 @@ def main():
     torch.set_num_threads(2)
     arrays = {name: torch.from_numpy(array) for name, array in np.load(path).items()}
     views, labels = arrays.pop("views").permute(0, 3, 1, 2).contiguous(), arrays.pop("labels")
-    network = torch_step.Network(int(depth), stem == "cifar")
+    network = torch_step.make_network(int(depth), stem == "cifar")
     missing, unexpected = network.load_state_dict(arrays, strict=False)
     assert not unexpected and all(name.endswith("num_batches_tracked") for name in missing), (
         missing,
