@@ -576,7 +576,7 @@ def test_corrupt_files_are_rejected(fault, tmp_path):
 def test_settings_of_other_runs_are_ignored_and_non_finite_weights_are_rejected(tmp_path):
     make_checkpoint(tmp_path, resnet_depth=10, image_size=24)
     tensors, path = stock_tensors(10, len(CLASSES)), str(tmp_path / "stock.safetensors")
-    save_file(tensors, path, {"image_size": "two"})
+    save_file(tensors, path)
     assert weight_files.open_weights(path).class_names is None
     info = inspection.inspect_checkpoint(path)
     assert info.config.image_size == 224 and not info.has_training_config and info.results is None
