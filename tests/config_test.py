@@ -131,7 +131,6 @@ def test_flags_without_effect_are_reported_in_one_line():
         "flags without effect: --train_summary_steps, --variable_schema ("
     )
     assert process.returncode == 2 and "--dataset=folder:/none" in process.stderr
-    assert "no effect" not in run_program("--temperature=0").stdout
 
 
 def test_parsed_flags_are_converted_to_a_config():
@@ -152,11 +151,6 @@ def test_default_model_dir_depends_on_the_identity_of_the_run_but_not_on_its_len
     assert Config(dataset="folder:/a/b c/").default_model_dir().startswith("runs/a_b_c_resnet50_")
 
 
-def test_every_role_is_used():
-    for role in config_lib.ROLES:
-        assert config_lib.settings_with(role), role
-
-
 def test_roles_of_settings_do_not_conflict():
     identity = set(config_lib.settings_with("identity"))
     assert identity > set(config_lib.settings_with("network"))
@@ -165,16 +159,6 @@ def test_roles_of_settings_do_not_conflict():
     )
     assert not set(config_lib.settings_with("length")) & set(
         config_lib.settings_with("order", "no_effect", "per_worker")
-    )
-
-
-def test_settings_with_given_roles_are_returned_in_definition_order():
-    assert config_lib.settings_with("length", "per_worker") == (
-        "model_dir",
-        "data_dir",
-        "shuffle_buffer_mb",
-        "train_epochs",
-        "train_steps",
     )
 
 
@@ -191,7 +175,7 @@ def run_program(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("argument", ["--temperature=0", "--temprature=1", "--flagfile=none"])
+@pytest.mark.parametrize("argument", ["--temperature=0", "--flagfile=none"])
 def test_command_line_errors_print_one_line_and_exit_with_status_2(argument):
     process = run_program(argument)
     assert process.returncode == 2
@@ -205,84 +189,15 @@ def test_help_lists_flags_that_the_original_does_not_have():
 
 
 def test_documents_mention_only_existing_flags():
-    other_programs_flags = {
-        "flagfile",
-        "logdir",
-        "help",
-        "upgrade",
-        "saved",
-        "output",
-        "export_dir",
-        "archive",
-        "out",
-        "flags",
-        "csv",
-        "task",
-        "metric",
-        "train",
-        "test",
-        "validation",
-        "jobs",
-        "steps",
-        "learning_rates",
-        "weight_decays",
-        "batch_size",
-        "scale",
-        "dir",
-        "vectors",
-        "query",
-        "threshold",
-        "clusters",
-        "train_summary_steps",
-        "variable_schema",
-        "measure",
-        "average",
-        "runner",
-        "stage",
-        "seeds",
-        "runs_dir",
-        "tfds_dir",
-        "only",
-        "profile",
-        "calls",
-        "rounds",
-        "sizes",
-    }
-    other_programs_flags |= {
-        "array",
-        "cpus",
-        "dependency",
-        "env",
-        "gpu",
-        "gpus",
-        "job",
-        "mem",
-        "nodes",
-        "nonblock",
-        "ntasks",
-        "open",
-        "parsable",
-        "requeue",
-        "signal",
-        "sshlogin",
-        "time",
-        "tres",
-        "wait",
-        "workdir",
-    }  # in clusters.md
-    other_programs_flags |= {"find", "no", "wheel"}  # in install.md
-    other_programs_flags.add("tf_xla_persistent_cache_directory")  # in training.md
-    for document in (
-        ROOT / "README.md",
-        *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "paper" / "recipes").glob("*.cfg"),
-    ):
-        for name in re.findall(r"(?<![\w-])--([a-z][a-z_]*)", document.read_text()):
-            assert (
-                name in other_programs_flags
-                or name in Config.__dataclass_fields__
-                or (name.startswith("no") and name[2:] in Config.__dataclass_fields__)
-            ), (document.name, name)
+    """Slurm and pip are described in clusters.md and install.md, whose commands `documents_test.py` parses."""
+    names = {"flagfile", "logdir", "saved", "weight_decays", "tf_xla_persistent_cache_directory"}
+    names |= {name for flag in make_flags() for name in (flag, f"no{flag}")}
+    for module in ROOT.glob("*/*.py"):
+        names |= set(re.findall(r"--([a-z_]+)", module.read_text()))
+    documents = {*ROOT.glob("docs/*.md"), *ROOT.glob("paper/recipes/*.cfg"), ROOT / "README.md"}
+    for document in documents - {ROOT / "docs" / "clusters.md", ROOT / "docs" / "install.md"}:
+        mentioned = re.findall(r"(?<![\w-])--([a-z][a-z_]*)", document.read_text())
+        assert set(mentioned) <= names, document.name
 
 
 @pytest.mark.parametrize(
@@ -298,19 +213,12 @@ def test_recipes_are_valid(recipe):
     )
 
 
-def test_data_dir_may_contain_glob_characters():
-    assert Config(data_dir="My data [old]").data_dir == "My data [old]"
-
-
 @pytest.mark.parametrize("flag", ["model_dir", "checkpoint"])
 @pytest.mark.parametrize(
     "path, problem",
     [
-        ("runs/run*", r"contains \*"),
         ("My data [old]/run", r"contains \["),
         ("a\\b", "contains"),
-        ("what?", r"contains \?"),
-        ("", "is empty"),
         (" ", "is empty"),
         ("two\nlines", "control characters"),
         ("\udcff", "not valid UTF-8"),
@@ -318,26 +226,29 @@ def test_data_dir_may_contain_glob_characters():
     ],
 )
 def test_paths_that_tensorflow_cannot_handle_are_rejected(flag, path, problem):
-    with pytest.raises(UserError, match=problem) as error:
+    with pytest.raises(UserError, match=f"^--{flag}=.*{problem}") as error:
         Config(**{flag: path})
-    assert str(error.value).startswith(f"--{flag}=") and len(str(error.value).splitlines()) == 1
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "path", ["runs/a b", "-dash", "größe/日本/a\u3000b", "gs://bucket/run", "trailing/", "{a,b}!]"]
+    "flag, path",
+    [
+        ("model_dir", "größe/日本/a\u3000b"),
+        ("model_dir", "gs://bucket/run"),
+        ("model_dir", "{a,b}!]"),
+        ("data_dir", "My data [old]"),
+        ("checkpoint", "https://tfhub.dev/a/b?c=d"),
+    ],
 )
-def test_valid_paths_are_unchanged(path):
-    assert Config(model_dir=path).model_dir == path
+def test_valid_paths_are_unchanged(flag, path):
+    assert getattr(Config(**{flag: path}), flag) == path
 
 
 def test_tilde_is_expanded_to_the_home_directory(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
     config = Config(model_dir="~/run", checkpoint="~/other")
     assert (config.model_dir, config.checkpoint) == ("/home/someone/run", "/home/someone/other")
-
-
-def test_hub_handles_are_not_checked_as_paths():
-    assert Config(checkpoint="https://tfhub.dev/a/b?c=d").checkpoint == "https://tfhub.dev/a/b?c=d"
 
 
 _OP = (
@@ -368,12 +279,8 @@ _TWO = (
     [
         _OP + _PNG + "\n\t [[{{node DecodePng}}]] [Op:IteratorGetNext] name: ",
         _OP + _MAP + _PNG + " [Op:IteratorGetNext]",
-        _GRAPH + _NO_TRACE + _PNG + _NODES,
-        _GRAPH + _NO_TRACE + _MAP + _PNG + _NODES,
         _GRAPH + _TRACE + _PNG + _NODES,
-        (_GRAPH + _NO_TRACE) + _GRAPH + _NO_TRACE + _TWO.format(_PNG),
         _GRAPH + _NO_TRACE + _TWO.format(_MAP + _PNG),
-        _PNG,
         f"\n {_PNG}\nmore",
     ],
 )

@@ -106,16 +106,6 @@ def test_subfolders_are_classes(tmp_path):
     }
 
 
-def test_split_folders_share_one_list_of_classes(tmp_path):
-    write_images(tmp_path, "train/x/1.png", "train/y/2.png", "test/y/3.png", "val/x/4.png")
-    source = folders.folder_source(str(tmp_path))
-    assert source.split_names == ["test", "train", "validation"] and source.class_names == [
-        "x",
-        "y",
-    ]
-    assert [int(label) for _, _, label in source.records("test")] == [1]
-
-
 @pytest.mark.parametrize("names", [("1.png", "2.jpg.png"), ("train/1.png", "test/2.png")])
 def test_folder_without_classes_is_unlabeled(tmp_path, names):
     write_images(tmp_path, *names)
@@ -185,9 +175,8 @@ def log_lines(monkeypatch):
 )
 def test_ambiguous_folder_layouts_give_one_line_errors(tmp_path, names, word):
     write_images(tmp_path, *names)
-    with pytest.raises(UserError, match=word) as error:
+    with pytest.raises(UserError, match=f"--dataset=folder:.*{word}"):
         folders.folder_source(str(tmp_path))
-    assert "--dataset=folder:" in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -260,15 +249,6 @@ def test_classes_have_the_same_label_in_all_splits(tmp_path, log_lines):
     ]
 
 
-def test_long_lists_of_missing_classes_are_shortened_in_the_log(tmp_path, log_lines):
-    write_images(tmp_path, *(f"train/{number:02}/1.png" for number in range(14)), "test/00/1.png")
-    folders.folder_source(str(tmp_path))
-    assert log_lines == [
-        f"folder:{tmp_path}: test has no images for 13 of 14 classes (01, 02, 03, 04, 05, 06, 07,"
-        " 08, 09, 10 and 3 more)"
-    ]
-
-
 def test_run_directories_in_an_image_folder_are_skipped(tmp_path, log_lines):
     write_images(tmp_path, "cat/1.png", "dog/2.png")
     before = folders.folder_source(str(tmp_path)).describe_data()
@@ -283,48 +263,23 @@ def test_run_directories_in_an_image_folder_are_skipped(tmp_path, log_lines):
     for lock in ("runs/first", "run", "cat/run"):
         (tmp_path / lock / "train.lock").touch()
         (tmp_path / lock / "flags.json").touch()
-    for name in ("flags.json", "ckpt-3.index"):
-        (tmp_path / "copied" / name).touch()
+    for name in ("copied/flags.json", "copied/ckpt-3.index", "cat/flags.json", "dog/train.lock"):
+        (tmp_path / name).touch()
     assert folders.folder_source(str(tmp_path)).describe_data() == before
     assert "ignored run directories: copied, run" in log_lines
     flat = tmp_path / "runs" / "first"  # A folder passed by the user is never skipped.
     assert folders.folder_source(str(flat)).num_examples("train") == 1
 
 
-def test_class_folders_with_a_flags_or_lock_file_are_not_treated_as_run_directories(tmp_path):
-    write_images(tmp_path, "flags/1.png", "maps/2.png")
-    (tmp_path / "flags" / "flags.json").touch()
-    (tmp_path / "maps" / "train.lock").touch()
-    assert folders.folder_source(str(tmp_path)).class_names == ["flags", "maps"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a*",
-        "a?b",
-        "a[1]b",
-        "[!z]x",
-        "a\\b",
-        "-rf",
-        "--out=x",
-        "new\nline",
-        "\tü 空 ",
-        "x" * 255,
-        "{a,b}",
-        "~",
-        "$HOME",
-        "slash/",
-    ],
-)
+@pytest.mark.parametrize("name", ["a?b", "[!z]x", "a\\b", "--out=x", "\tü\n空 ", "{a,b}", "~"])
 def test_folders_may_have_any_name(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    levels = write_images(tmp_path / name, f"{name.rstrip('/')}/1.png", "b/2.png")
+    levels = write_images(tmp_path / name, f"{name}/1.png", "b/2.png")
     # If `name` were treated as a glob pattern, it would match these folders.
     write_images(tmp_path, "ab/other/9.png", "a1b/other/9.png")
     for path in (f"./{name}", str(tmp_path / name), *([] if name == "~" else [name])):
         source = datasets.open_source(f"folder:{path}")
-        assert source.class_names == sorted([name.rstrip("/"), "b"])
+        assert source.class_names == sorted([name, "b"])
         assert sorted(levels_of(source.records("train"), source)) == sorted(levels.values())
 
 
@@ -339,11 +294,12 @@ def keys_of(source, split):
 def test_adding_or_removing_images_does_not_move_other_images_between_slices(tmp_path):
     """Checks that percent slices depend only on hashes of the image paths relative to the root."""
     names = [f"{name}/{number}.png" for name in "ab" for number in range(50)]
-    write_images(tmp_path, *names)
+    root = tmp_path / "photos"
+    write_images(root, *names)
     fractions = {
         name: int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) / 2**64 for name in names
     }
-    first = folders.folder_source(str(tmp_path))
+    first = folders.folder_source(str(root))
     for split, low, high in (
         ("train[:90%]", 0, 0.9),
         ("train[90%:]", 0.9, 1),
@@ -355,24 +311,15 @@ def test_adding_or_removing_images_does_not_move_other_images_between_slices(tmp
             name for name in names if low <= fractions[name] < high
         }, split
     assert list(keys_of(first, "train")) == sorted(names, key=fractions.get)
-    write_images(tmp_path, "0/new.png", "a/new.png", "c/new.png")
-    (tmp_path / "a" / "7.png").unlink()
-    second = folders.folder_source(str(tmp_path))
+    write_images(root, "0/new.png", "a/new.png", "c/new.png")
+    (root / "a" / "7.png").unlink()
+    second = folders.folder_source(str(root.rename(tmp_path / "elsewhere")))
     for split in ("train[:90%]", "train[90%:]", "train"):
         before, after = keys_of(first, split), keys_of(second, split)
+        assert len(set(before.values())) == len(before)
         assert {name: key for name, key in before.items() if name != "a/7.png"} == {
             name: key for name, key in after.items() if "new" not in name
         }
-
-
-def test_keys_do_not_depend_on_the_folder_location(tmp_path, monkeypatch):
-    for directory in ("one", "two/deeper"):
-        write_images(tmp_path / directory, "train/a/1.png", "train/b/1.png", "test/a/1.png")
-    monkeypatch.chdir(tmp_path / "two")
-    one, two = folders.folder_source(str(tmp_path / "one")), folders.folder_source("deeper/")
-    assert keys_of(one, "all") == keys_of(two, "all")
-    assert len(set(keys_of(one, "all").values())) == 3
-    assert one.describe_data() == two.describe_data()
 
 
 def test_absolute_slices_and_combined_splits_preserve_the_order(tmp_path):
@@ -402,28 +349,16 @@ def test_absolute_slices_and_combined_splits_preserve_the_order(tmp_path):
     for split in (
         "validation",
         "train[:101%]",
-        "train[0shard]",
         "train[5]",
-        "train[a:]",
         "train+",
         "all[:5]",
         "",
-        "train[:",
         "train[1:2:3]",
     ):
         with pytest.raises(
             UserError, match="--train_split=.* has no such split. Use test, train, or a slice"
-        ) as error:
+        ):
             datasets.check_split(source, "train_split", split)
-        assert "\n" not in str(error.value)
-
-
-def test_a_slice_of_a_folder_contains_all_classes(tmp_path):
-    write_images(tmp_path, *(f"{name}/{number}.png" for name in "ab" for number in range(30)))
-    labels = [
-        int(label) for _, _, label in folders.folder_source(str(tmp_path)).records("train[:20]")
-    ]
-    assert len(labels) == 20 and 4 < sum(labels) < 16
 
 
 def test_describe_data_depends_on_splits_classes_and_files(tmp_path, tiny_tfds):
@@ -444,13 +379,13 @@ def test_describe_data_depends_on_splits_classes_and_files(tmp_path, tiny_tfds):
     restricted = folders.folder_source(str(tmp_path))
     restricted.exclude(restricted.paths()[:1])
     assert restricted.describe_data() == described
-    (tmp_path / "train" / "a" / "1.png").rename(tmp_path / "train" / "a" / "4.png")
-    renamed = folders.folder_source(str(tmp_path)).describe_data()
-    assert renamed["files"] != described["files"] and renamed["splits"] == described["splits"]
-    (tmp_path / "train" / "a" / "4.png").rename(tmp_path / "train" / "a" / "1.png")
+    file = tmp_path / "train" / "a" / "1.png"
+    renamed = file.rename(file.with_name("4.png"))
+    changed = folders.folder_source(str(tmp_path)).describe_data()
+    assert changed["files"] != described["files"] and changed["splits"] == described["splits"]
+    renamed.rename(file)
     assert folders.folder_source(str(tmp_path)).describe_data() == described
-    with open(tmp_path / "train" / "a" / "1.png", "ab") as file:
-        file.write(b"x")
+    file.write_bytes(file.read_bytes() + b"x")
     assert folders.folder_source(str(tmp_path)).describe_data()["files"] != described["files"]
 
 
@@ -477,40 +412,6 @@ def tfds_copy(tiny_tfds, tmp_path):
     return str(directory), next(directory.glob("**/*train*-00001-of-00002"))
 
 
-def cut_records(path, count):
-    """Truncates a record file to its first `count` records."""
-    records = list(tf.data.TFRecordDataset(str(path)).take(count).as_numpy_iterator())
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for record in records:
-            writer.write(record)
-
-
-@pytest.mark.parametrize(
-    "split, expected, cut_fails",
-    [
-        ("train", 40, True),
-        ("train[:10]", 10, False),
-        ("train[25:27]", 2, False),
-        ("train[38:]", 2, True),
-    ],
-)
-def test_record_file_truncated_at_a_record_boundary_causes_an_error(
-    tfds_copy, split, expected, cut_fails
-):
-    directory, path = tfds_copy
-    source = datasets.open_source("tiny_shapes", directory)
-    assert len(list(source.records(split))) == expected
-    cut_records(path, 13)  # The file contained 20 records.
-    # The metadata is unchanged.
-    assert datasets.check_split(source, "train_split", split) == expected
-    if not cut_fails:
-        assert len(list(source.records(split))) == expected
-        return
-    with pytest.raises(tf.errors.FailedPreconditionError, match="IteratorGetNext") as error:
-        list(source.records(split))
-    assert "contained only" in str(error.value)
-
-
 @pytest.mark.parametrize("problem", ["empty", "missing"])
 def test_empty_or_missing_record_files_are_reported_before_training(tfds_copy, problem):
     directory, path = tfds_copy
@@ -518,47 +419,21 @@ def test_empty_or_missing_record_files_are_reported_before_training(tfds_copy, p
     source = datasets.open_source("tiny_shapes", directory)
     with pytest.raises(
         UserError, match=f"--dataset=tiny_shapes: .*-00001-of-00002 is {problem} .1 of 2"
-    ) as error:
+    ):
         datasets.check_split(source, "train_split", "train")
-    assert "\n" not in str(error.value)
     assert datasets.check_split(source, "train_split", "train[:20]") == 20
     assert datasets.check_split(source, "eval_split", "test") == 10
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{}", b"[]", b"null", b"\xff\xfe", b'{"splits": 5}', None]
-)
+@pytest.mark.parametrize("content", [b"", b"{}", None])
 def test_corrupt_tfds_metadata_gives_a_one_line_error(content, tfds_copy):
     directory, path = tfds_copy
     info = pathlib.Path(path).parent / "dataset_info.json"
     info.unlink()
     if content is not None:
         info.write_bytes(content)
-    with pytest.raises(UserError, match="--data(set|_dir)=") as error:
+    with pytest.raises(UserError, match="--data(set|_dir)="):
         datasets.open_source("tiny_shapes", directory)
-    assert "\n" not in str(error.value)
-
-
-def test_labels_without_a_class_name_cause_an_error(tfds_copy):
-    directory, path = tfds_copy
-    features = pathlib.Path(path).parent / "features.json"
-    features.write_text(features.read_text().replace('"numClasses": "4"', '"numClasses": "2"'))
-    source = datasets.open_source("tiny_shapes", directory)
-    assert source.num_classes == 2
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="tiny_shapes has labels without a class name"
-    ):
-        list(source.records("train"))
-
-
-def test_empty_record_files_do_not_cause_an_infinite_loop_on_resume(tfds_copy):
-    directory, _ = tfds_copy
-    source = datasets.open_source("tiny_shapes", directory)
-    for path in pathlib.Path(directory).glob("**/*train*-of-00002"):
-        path.write_bytes(b"")
-    dataset = data.build_train_dataset(make_config(), source, 5, 16, start_step=4)
-    with pytest.raises(tf.errors.FailedPreconditionError, match="IteratorGetNext"):
-        next(iter(dataset))
 
 
 def test_examples_have_the_same_key_in_slices_as_in_the_whole_split(tiny_tfds):
@@ -724,14 +599,6 @@ def test_views_do_not_depend_on_the_batch_size():
     assert reference.shape == (60, 2, 8, 8, 3) and np.abs(reference[0] - reference[1]).max() > 0.1
 
 
-@pytest.mark.parametrize(
-    "size, batch_size, expected",
-    [(32, 512, 32), (32, 40, 20), (32, 7, 7), (224, 64, 1), (8, 16, 16)],
-)
-def test_chunk_size_divides_the_batch_size(size, batch_size, expected):
-    assert data._chunk_size(size, batch_size) == expected
-
-
 @pytest.mark.parametrize("pixels", ["jpeg", "jpeg_gray", "jpeg_without_subsampling", "png"])
 def test_only_the_crop_region_of_large_jpegs_is_decoded(pixels, tmp_path):
     colors = np.random.default_rng(0).integers(0, 256, [13, 17, 1 if pixels == "jpeg_gray" else 3])
@@ -818,24 +685,6 @@ def test_label_subset_is_the_same_on_every_worker_and_in_every_run(name, total, 
     }
 
 
-@pytest.mark.parametrize("name", ["digits", "tfds"])
-def test_training_uses_only_the_selected_label_fraction(name, tiny_tfds):
-    source = restricted(name, tiny_tfds)
-    num_selected = source.num_examples("train")
-    config = make_config(train_mode="finetune", label_fraction=0.2)
-    keys = {int(key) for key, _, _ in source.records("train").as_numpy_iterator()}
-    seen = set()
-
-    def spy(records, read, *_):
-        return records.map(lambda seed, reference: read(*tf.nest.flatten(reference))[0])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "_batch_views", spy)
-        for key in data.build_train_dataset(config, source, 3, 16).take(2 * num_selected):
-            seen.add(int(key))
-    assert seen == keys
-
-
 def test_label_fraction_too_small_for_all_classes_is_rejected(tiny_tfds):
     with pytest.raises(
         UserError,
@@ -917,19 +766,6 @@ def test_view_pairs_are_reproducible():
     np.testing.assert_array_equal(first[3][0], second[3][0])
 
 
-@pytest.mark.parametrize("cache", [False, True])
-def test_pipelines_do_not_use_autotuning(cache):
-    # See `with_prefetching`.
-    source, config = digits.digits_source(), make_config(cache_dataset=cache)
-    pipelines = (
-        data.build_train_dataset(config, source, 1, 16),
-        data.build_eval_dataset(config, source, "test", 16),
-        data.build_view_pairs(config, source, "test", 1, 16),
-    )
-    for dataset in pipelines:
-        assert dataset.options().autotune.enabled is False
-
-
 # --------------------------------------------------------------------------------------------------------- errors
 
 
@@ -940,36 +776,20 @@ def test_unknown_data_sets_and_splits_are_rejected():
         datasets.open_source("cifar11")
     with pytest.raises(UserError, match="--dataset=folder:/no/such: the directory does not exist"):
         datasets.open_source("folder:/no/such")
-    source = digits.digits_source()
-    for split in ("validation", "train[:10", "train[99%%:]"):
-        with pytest.raises(UserError, match="--eval_split=.*Use test, train"):
-            datasets.check_split(source, "eval_split", split)
     with pytest.raises(UserError, match="is empty"):
-        datasets.check_split(source, "train_split", "train[5:5]")
+        datasets.check_split(digits.digits_source(), "train_split", "train[5:5]")
 
 
-@pytest.mark.parametrize("split, count", [("train[:1438]", 1437), ("test[-361:]", 360)])
-def test_slice_longer_than_the_split_raises_an_error_with_the_split_size(split, count, tmp_path):
-    with pytest.raises(
-        UserError, match=rf"the slice is longer than the split, which has {count} examples"
-    ):
-        datasets.check_split(digits.digits_source(), "train_split", split)
-
-
-def test_error_for_overlong_slices_of_folders_and_tfds_data_sets_contains_the_split_size(
-    tmp_path, tiny_tfds
+@pytest.mark.parametrize("name, count", [("digits", 1437), ("folder", 2), ("tiny_shapes", 40)])
+def test_error_for_a_slice_longer_than_the_split_contains_the_size_of_the_split(
+    name, count, tmp_path, tiny_tfds
 ):
     write_images(tmp_path, "1.png", "2.png")
-    for dataset, data_dir, count in (
-        (f"folder:{tmp_path}", None, 2),
-        ("tiny_shapes", tiny_tfds, None),
-    ):
-        source = datasets.open_source(dataset, data_dir)
-        count = count or source.num_examples("train")
-        with pytest.raises(
-            UserError, match=rf"the slice is longer than the split, which has {count} examples"
-        ):
-            datasets.check_split(source, "train_split", f"train[:{count + 1}]")
+    source = datasets.open_source(f"folder:{tmp_path}" if name == "folder" else name, tiny_tfds)
+    message = f"the slice is longer than the split, which has {count} examples"
+    for split in (f"train[:{count + 1}]", f"train[-{count + 1}:]"):
+        with pytest.raises(UserError, match=message):
+            datasets.check_split(source, "train_split", split)
 
 
 def test_an_existing_folder_is_suggested_for_an_unknown_data_set(tmp_path, monkeypatch):

@@ -69,27 +69,13 @@ def test_schedule_shorter_than_its_warmup_is_finite():
     np.testing.assert_allclose(rates, [0.6 * step / 976 for step in range(11)], rtol=1e-5)
 
 
-@pytest.mark.parametrize("learning_rate, scaling", [(0.3, "linear"), (0.075, "sqrt")])
-def test_both_scalings_give_the_learning_rate_of_the_paper(learning_rate, scaling):
-    """The paper's learning rate for batch size 4096 is 4.8, after 10 epochs of ImageNet (2.3 and B.1)."""
+def test_flags_set_the_end_and_the_scaling_of_the_schedule():
     config = Config(
-        train_batch_size=4096,
-        learning_rate=learning_rate,
-        learning_rate_scaling=scaling,
-        warmup_epochs=10,
-        train_epochs=100,
+        train_steps=10, warmup_epochs=0, train_batch_size=400, learning_rate_scaling="sqrt"
     )
-    schedule, warmup_steps = model_lib.build_schedule(config, 1_281_167), 10 * 1_281_167 // 4096
-    rates = [float(schedule(step)) for step in (0, warmup_steps // 2, warmup_steps)]
-    np.testing.assert_allclose(rates, [0, 4.8 * (warmup_steps // 2) / warmup_steps, 4.8], rtol=1e-6)
-
-
-def test_train_steps_sets_the_end_of_the_schedule():
-    schedule = model_lib.build_schedule(
-        Config(train_steps=10, warmup_epochs=0, train_batch_size=512), 50_000
-    )
+    schedule = model_lib.build_schedule(config, 50_000)
     rates = [float(schedule(step)) for step in (0, 5, 10)]
-    np.testing.assert_allclose(rates, [0.6, 0.3, 0], atol=1e-6)
+    np.testing.assert_allclose(rates, [6, 3, 0], atol=1e-6)
 
 
 def test_linear_head_learning_rate_scales_linearly_with_the_batch_size():
@@ -197,12 +183,6 @@ def test_parameter_counts_match_table_6(width, millions):
     assert round(sum(np.prod(v.shape) for v in encoder.trainable_variables) / 1e6) == millions
 
 
-@pytest.mark.parametrize("depth", sorted(resnet.DEPTHS))
-def test_resnet_depth_equals_the_number_of_weighted_layers(depth):
-    bottleneck, blocks = resnet.DEPTHS[depth]
-    assert sum(blocks) * (3 if bottleneck else 2) + 2 == depth
-
-
 def test_initial_weight_distribution_matches_the_original():
     model = model_lib.build_model(Config(resnet_depth=18, image_size=32), 10)
     for layer in model.submodules:
@@ -295,17 +275,6 @@ def test_gradients_of_the_linear_head_do_not_reach_the_encoder():
     assert {v.ref() for v in reached} == {v.ref() for v in model.supervised_head.variables}
 
 
-def test_untrained_encoder_sees_only_a_corner_of_a_small_image():
-    """An untrained residual block equals its shortcut, which may skip three of four positions (docs/evaluation.md)."""
-    model = model_lib.build_model(Config(resnet_depth=18, image_size=24, stem="imagenet"), 10)
-    images = tf.random.stateless_uniform([1, 24, 24, 3], [0, 0])
-    with tf.GradientTape() as tape:
-        tape.watch(images)
-        total = tf.reduce_sum(model(images, training=False)["final_avg_pool"] ** 2)
-    rows, columns = np.nonzero(np.abs(tape.gradient(total, images)[0]).sum(-1))
-    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (0, 7, 0, 7)
-
-
 # ------------------------------------------------------------------------------------------------------ batch norm
 
 
@@ -332,18 +301,8 @@ def test_batch_norm_matches_numpy(shape):
 def test_fused_and_unfused_batch_norm_agree():
     inputs = np.random.default_rng(1).standard_normal((4, 6, 6, 5)).astype(np.float32)
     results = []
-    for plain in (False, True):
-        layer = resnet.BatchNorm()
-        x = tf.constant(inputs)
-        layer.build(x.shape)
-        if plain:
-            layer._fused = lambda values, beta, layer=layer: (
-                lambda mean, variance: (
-                    layer._normalize(values, mean, variance, beta),
-                    mean,
-                    variance,
-                )
-            )(*layer._moments(values))
+    for dtype in ("float32", "float64"):  # The fused kernel does not support float64.
+        layer, x = resnet.BatchNorm(dtype=dtype), tf.constant(inputs, dtype)
         with tf.GradientTape() as tape:
             tape.watch(x)
             loss = tf.reduce_sum(tf.sin(layer(x, training=True)))

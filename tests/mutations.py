@@ -114,7 +114,7 @@ MUTATIONS = (
         "train.py",
         "first_row += replicas.row_offset(self.rows, self.strategy)",
         "first_row = replicas.row_offset(self.rows, self.strategy)",
-        "tests/train_test.py::test_blur_depends_on_neither_the_number_of_replicas_nor_the_position_in_a_micro_batch",
+        "tests/train_test.py::test_micro_batch_gradients_and_statistics_match_those_of_a_single_tape",
     ),
     Mutation(
         "preprocess_image uses random crops in evaluation",
@@ -294,14 +294,14 @@ MUTATIONS = (
         "model.py",
         "train_steps=config.train_steps,\n",
         "\n",
-        f"{_MODEL}::test_train_steps_sets_the_end_of_the_schedule",
+        f"{_MODEL}::test_flags_set_the_end_and_the_scaling_of_the_schedule",
     ),
     Mutation(
         "--learning_rate_scaling is ignored",
         "model.py",
         "learning_rate_scaling=config.learning_rate_scaling,",
         'learning_rate_scaling="linear",',
-        f"{_MODEL}::test_both_scalings_give_the_learning_rate_of_the_paper",
+        f"{_MODEL}::test_flags_set_the_end_and_the_scaling_of_the_schedule",
     ),
 )
 

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import dataclasses
 import json
-import pathlib
 import re
 import shutil
 
@@ -26,7 +25,6 @@ import resnet
 import run as run_lib
 import simclr
 import train
-from augmentation.policies import view_policies
 from checkpoints import inspection, restoring, training_log, weight_files
 from checkpoints.lock import Lock
 from config import Config, settings_with
@@ -35,16 +33,8 @@ from runtime import console, devices, rng
 from runtime.errors import UserError
 from sources import datasets, digits
 from support.images import write_images
+from support.processes import tensors as weights
 from support.runs import TINY, make_context, run
-
-
-def weights(model_dir, step):
-    reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir, f"ckpt-{step}")))
-    return {
-        key: reader.get_tensor(key)
-        for key in reader.get_variable_to_shape_map()
-        if "save_counter" not in key and not key.startswith("_CHECKPOINTABLE")
-    }
 
 
 @pytest.fixture(scope="module")
@@ -236,10 +226,7 @@ def test_a_resumed_run_matches_an_uninterrupted_run(complete_run, tmp_path, caps
         run(tmp_path, **settings)
     run(tmp_path, **settings, train_steps=4)
     assert "resumed at step 3" in capsys.readouterr().out
-    resumed, expected = weights(tmp_path, 4), weights(complete_run[0], 4)
-    assert set(resumed) == set(expected)
-    for key in resumed:
-        np.testing.assert_array_equal(resumed[key], expected[key], err_msg=key)
+    np.testing.assert_equal(weights(tmp_path, 4), weights(complete_run[0], 4))
 
 
 def test_a_finished_run_is_not_trained_again(complete_run, capsys):
@@ -250,6 +237,12 @@ def test_a_finished_run_is_not_trained_again(complete_run, capsys):
 
 
 @pytest.fixture
+def no_blocks(monkeypatch):
+    """Removes all blocks from ResNet-10, for tests in which the network does not matter."""
+    monkeypatch.setitem(resnet.DEPTHS, 10, (False, ()))
+
+
+@pytest.fixture
 def restored_determinism():
     """Disables op determinism after the test. TensorFlow has no public function for this."""
     yield
@@ -257,10 +250,9 @@ def restored_determinism():
 
 
 def test_deterministic_runs_have_identical_checkpoints_and_use_only_deterministic_operations(
-    unoptimized_graphs, restored_determinism, monkeypatch, tmp_path
+    no_blocks, unoptimized_graphs, restored_determinism, tmp_path
 ):
     """With op determinism, TensorFlow refuses to draw random numbers without a seed."""
-    monkeypatch.setitem(resnet.DEPTHS, 10, (False, ()))  # The blocks do not matter here.
     tf.random.set_seed(None)
     tf.random.uniform([])
     for name in ("one", "two"):
@@ -269,15 +261,11 @@ def test_deterministic_runs_have_identical_checkpoints_and_use_only_deterministi
         with pytest.raises(RuntimeError, match="when determinism is enabled"):
             tf.random.uniform([])
     one, two = (weights(tmp_path / name, 2) for name in ("one", "two"))
-    assert set(one) == set(two) and any("Momentum" in key for key in one)
-    for key in one:
-        np.testing.assert_array_equal(one[key], two[key], err_msg=key)
+    assert any("Momentum" in key for key in one)
+    np.testing.assert_equal(one, two)
 
 
-def test_the_seed_determines_the_initial_weights_and_the_order_of_the_examples(
-    monkeypatch, tmp_path
-):
-    monkeypatch.setitem(resnet.DEPTHS, 10, (False, ()))  # The blocks do not matter here.
+def test_the_seed_determines_the_initial_weights_and_the_order_of_the_examples(no_blocks, tmp_path):
     results = []
     for seed in (7, 8, 7):
         context = make_context(Config(**{**TINY, "seed": seed}, model_dir=str(tmp_path)))
@@ -290,7 +278,9 @@ def test_the_seed_determines_the_initial_weights_and_the_order_of_the_examples(
 
 
 def test_training_ends_after_train_steps_even_between_checkpoints(tmp_path):
-    run(tmp_path, with_export=True, train_steps=2, checkpoint_steps=5)
+    # Eight images need not include all ten classes.
+    settings = dict(train_split="train[:8]", train_batch_size=4)
+    run(tmp_path, with_export=True, train_steps=2, checkpoint_steps=5, **settings)
     assert {path.name for path in tmp_path.glob("ckpt*.index")} == {"ckpt-2.index"}
     # exported without evaluation
     assert (tmp_path / "saved_model" / "2" / "saved_model.pb").exists()
@@ -349,15 +339,6 @@ def test_evaluation_uses_the_input_that_the_classifier_was_trained_on(complete_r
         np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_results_that_cannot_be_written_are_reported_before_the_evaluation(complete_run, tmp_path):
-    directory = shutil.copytree(complete_run[0], tmp_path / "run")
-    (directory / "again").write_text("a file")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate.Evaluator, "linear_head", None)
-        with pytest.raises(UserError, match="run/again: the directory cannot be written to"):
-            run(directory, mode="eval", eval_name="again")
-
-
 @pytest.mark.parametrize(
     "checkpoint, is_locked, waits", [(False, False, True), (True, True, True), (True, False, False)]
 )
@@ -379,7 +360,8 @@ def test_an_evaluation_waits_for_a_run_that_has_not_written_its_settings(
 
 def test_continuous_evaluation_exports_each_checkpoint_with_its_results(complete_run, tmp_path):
     directory = shutil.copytree(complete_run[0], tmp_path / "run")
-    shutil.rmtree(directory / "saved_model")
+    exported = directory / "saved_model" / "4" / "saved_model.pb"
+    before = exported.stat().st_mtime_ns
     with pytest.MonkeyPatch.context() as patch:
         # The evaluation is started with a different temperature than the run.
         patch.setattr(train, "train", None)
@@ -390,14 +372,17 @@ def test_continuous_evaluation_exports_each_checkpoint_with_its_results(complete
             train_steps=4,
             keep_hub_module_max=0,
             temperature=0.7,
+            eval_name="second",
         )
-    assert {path.name for path in (directory / "saved_model").iterdir()} == {"3", "4"}
+    assert exported.stat().st_mtime_ns == before
+    assert {path.name for path in (directory / "second" / "saved_model").iterdir()} == {"3", "4"}
     images = np.random.default_rng(0).uniform(size=[2, 8, 8, 3]).astype(np.float32)
     for step in (3, 4):
-        path = directory / "saved_model" / str(step)
+        path = directory / "second" / "saved_model" / str(step)
         description = weight_files.read_description(str(path))
         assert description["step"] == step and description["flags"].get("temperature", 0.1) == 0.1
-        assert description["results"] == json.loads((directory / f"result_{step}.json").read_text())
+        results = directory / "second" / f"result_{step}.json"
+        assert description["results"] == json.loads(results.read_text())
         logits = tf.saved_model.load(str(path))(images, trainable=False)["logits_sup"]
         model = model_lib.build_model(Config(**TINY), 10)
         restoring.load_model(model, str(directory / f"ckpt-{step}"))
@@ -421,14 +406,6 @@ def test_evaluation_of_another_checkpoint_exports_nothing_to_the_run_directory(
     assert (directory / "result_3.json").exists() and not (directory / "saved_model").exists()
 
 
-def test_eval_name_writes_saved_models_to_a_subdirectory_of_this_name(complete_run, tmp_path):
-    directory = shutil.copytree(complete_run[0], tmp_path / "run")
-    before = (directory / "saved_model" / "4" / "saved_model.pb").stat().st_mtime_ns
-    run(directory, with_export=True, mode="eval", train_steps=4, eval_name="second", eval_steps=1)
-    assert {path.name for path in (directory / "second" / "saved_model").iterdir()} == {"4"}
-    assert (directory / "saved_model" / "4" / "saved_model.pb").stat().st_mtime_ns == before
-
-
 def test_checkpoints_removed_during_their_evaluation_are_not_exported(
     complete_run, tmp_path, capsys
 ):
@@ -447,44 +424,6 @@ def test_checkpoints_removed_during_their_evaluation_are_not_exported(
     assert {path.name for path in (directory / "saved_model").iterdir()} == {"4"}
 
 
-@pytest.mark.parametrize("block", [-1, 2])
-def test_regularization_loss_covers_the_trained_variables_in_both_evaluation_modes(
-    complete_run, tmp_path, block
-):
-    settings = dict(
-        train_mode="finetune",
-        checkpoint=str(complete_run[0]),
-        fine_tune_after_block=block,
-        train_steps=1,
-        optimizer="momentum",
-        weight_decay=0.01,
-        ft_proj_selector=1,
-    )
-    run(tmp_path, mode="train_then_eval", **settings)
-    trained_then_evaluated = json.loads((tmp_path / "result_1.json").read_text())[
-        "eval/regularization_loss"
-    ]
-    run(tmp_path, mode="eval", **settings, eval_name="again")
-    evaluated = json.loads((tmp_path / "again" / "result_1.json").read_text())[
-        "eval/regularization_loss"
-    ]
-    frozen = tuple(
-        f"model/resnet_model/{name}" for name in ("initial", "block_groups/0", "block_groups/1")
-    )
-    # The classifier does not use layer 1 of the projection head.
-    frozen = (frozen if block == 2 else ()) + ("model/_projection_head/linear_layers/1/",)
-    decayed = [
-        value
-        for key, value in weights(tmp_path, 1).items()
-        if key.split("/.ATTR")[0].endswith(("/kernel", "dense/bias"))
-        and "OPTIMIZER_SLOT" not in key
-        and not key.startswith(frozen)
-    ]
-    expected = 0.01 * sum(np.sum(value.astype(np.float64) ** 2) / 2 for value in decayed)
-    assert trained_then_evaluated == pytest.approx(expected, rel=1e-5)
-    assert evaluated == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize(
     "settings, warning",
     [
@@ -492,7 +431,6 @@ def test_regularization_loss_covers_the_trained_variables_in_both_evaluation_mod
             dict(warmup_epochs=51),
             "--warmup_epochs=51: the learning rate increases during 102 of 201 steps",
         ),
-        (dict(warmup_epochs=150), "during 201 of 201 steps"),
         (
             dict(linear_head_learning_rate=None),
             "--linear_head_learning_rate is not set: with 64 images",
@@ -569,25 +507,6 @@ def test_the_learning_rate_of_a_missing_linear_head_is_removed(tmp_path):
     assert f"linear head: off ({config.dataset} has no labels)" in lines
     config = Config(**TINY, model_dir=str(tmp_path), lineareval_while_pretraining=False)
     assert "linear head: off (--nolineareval_while_pretraining)" in complete(config)[1]
-
-
-def test_runs_without_labels_train_and_evaluate_only_the_contrastive_task(tmp_path, capsys):
-    write_images(tmp_path / "images", *(f"{number}.png" for number in range(40)))
-    run(
-        tmp_path / "run",
-        dataset=f"folder:{tmp_path / 'images'}",
-        train_split="train[:32]",
-        eval_split="train[32:]",
-        given=["eval_split"],
-        mode="train_then_eval",
-        train_steps=1,
-        train_batch_size=16,
-        eval_batch_size=8,
-    )
-    assert "linear head: off" in capsys.readouterr().out
-    results = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert {"eval/contrast_loss", "eval/contrast_acc", "eval/contrast_entropy"} <= set(results)
-    assert not any("top_1" in name for name in results)
 
 
 @pytest.mark.parametrize(
@@ -716,7 +635,7 @@ def test_nan_weights_are_rejected_and_no_results_are_written(protocol, small_mod
         UserError, match=f"--model_dir={tmp_path}: .*( NaN |is nan).*before training"
     ) as error:
         evaluate.Evaluator(make_context(config), small_model[1]).evaluate_and_write(5, False)
-    assert "step 5" in str(error.value) and "\n" not in str(error.value)
+    assert "step 5" in str(error.value)
     assert not list(tmp_path.glob("result*"))
     set_moving_means(small_model[1], 0.0)
 
@@ -742,21 +661,6 @@ def test_results_of_other_protocols_are_kept_if_one_fails(small_model, tmp_path,
         evaluate_and_fail(linear_head)
         assert json.loads(file.read_text())[metrics.LINEAR_TOP_1] == 0.5
     assert not (tmp_path / "result.json").exists()
-
-
-def test_evaluation_batches_are_no_larger_than_the_split(two_replicas):
-    config, source = (
-        Config(**TINY).replace(eval_split="test[:41]", eval_batch_size=2048),
-        digits.digits_source(),
-    )
-    for strategy, rows in ((tf.distribute.get_strategy(), 41), (two_replicas, 21)):
-        batches = list(evaluate.eval_batches(config, source, config.eval_split, strategy))
-        shapes = {
-            value.shape[0]
-            for part in batches[0]
-            for value in strategy.experimental_local_results(part)
-        }
-        assert len(batches) == 1 and shapes == {rows}
 
 
 # ------------------------------------------------------------------------------------------------------- fine-tuning
@@ -798,23 +702,11 @@ def test_pretraining_does_not_use_the_network_of_the_checkpoint(complete_run):
 
 
 def test_fine_tuning_resumes_without_its_initial_checkpoint(complete_run, tmp_path, capsys):
-    settings = dict(
-        train_mode="finetune",
-        model_dir=str(tmp_path / "run"),
-        checkpoint_steps=1,
-        dataset="digits",
-        train_split="train[:64]",
-        train_batch_size=32,
-        seed=7,
-        learning_rate=0.02,
-    )
-    shutil.copytree(complete_run[0], tmp_path / "encoder")
-    for steps in (1, 2):
-        config = Config(checkpoint=str(tmp_path / "encoder"), train_steps=steps, **settings)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
-            run_lib.main(config, given=["train_split"])
-        shutil.rmtree(tmp_path / "encoder", ignore_errors=True)
+    encoder = shutil.copytree(complete_run[0], tmp_path / "encoder")
+    settings = dict(train_mode="finetune", checkpoint=str(encoder), checkpoint_steps=1)
+    run(tmp_path / "run", train_steps=1, **settings)
+    shutil.rmtree(encoder)
+    run(tmp_path / "run", train_steps=2, **settings)
     assert "resumed at step 1" in capsys.readouterr().out
 
 
@@ -871,13 +763,11 @@ def test_fine_tuning_on_different_classes_starts_from_a_zero_initialized_classif
     config = Config(**{**TINY, **settings, "model_dir": str(tmp_path / "run")})
     state = train.build_training_state(make_context(config), config.model_dir)
     assert "not loaded: linear head" in capsys.readouterr().out
-    assert not any(variable.numpy().any() for variable in state.model.supervised_head.variables)
-    run(tmp_path / "run", **settings, train_steps=1)
-    key = "model/supervised_head/linear_layer/dense/bias/.ATTRIBUTES/VARIABLE_VALUE"
-    assert weights(tmp_path / "run", 1)[key].shape == (3,)
+    kernel, bias = state.model.supervised_head.variables
+    assert kernel.shape == [512, 3] and not kernel.numpy().any() and not bias.numpy().any()
 
 
-def test_supervised_training_from_scratch_uses_the_label_fraction(tmp_path, capsys):
+def test_supervised_training_from_scratch_uses_the_label_fraction(no_blocks, tmp_path, capsys):
     run(
         tmp_path,
         train_mode="supervised",
@@ -894,13 +784,15 @@ def test_supervised_training_from_scratch_uses_the_label_fraction(tmp_path, caps
     assert not any("_projection_head" in key for key in saved)
     assert saved[
         "model/supervised_head/linear_layer/dense/kernel/.ATTRIBUTES/VARIABLE_VALUE"
-    ].shape == (512, 10)
+    ].shape == (64, 10)
     image = tf.io.decode_png((tmp_path / "views.png").read_bytes())
     assert image.shape == [200, 800, 3]  # The preview has one view per image.
     assert "linear head, top-1" in capsys.readouterr().out
 
 
-def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(tmp_path, capsys):
+def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(
+    no_blocks, tmp_path, capsys
+):
     settings = dict(mode="train_then_eval", train_steps=2, eval_protocol="lbfgs,knn")
     run(tmp_path / "all", **settings)
     run(tmp_path / "few", **settings, label_fraction=0.5, label_seed=3)
@@ -909,9 +801,7 @@ def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(tmp_pat
         "evaluating step 2: frozen encoder\n" in output
         and "evaluating step 2: frozen encoder, 32 labels" in output
     )
-    with_all, with_few = weights(tmp_path / "all", 2), weights(tmp_path / "few", 2)
-    for key, value in with_all.items():
-        np.testing.assert_array_equal(with_few[key], value)
+    np.testing.assert_equal(weights(tmp_path / "few", 2), weights(tmp_path / "all", 2))
     # A separate evaluation with the same fraction of the labels gives the same results.
     run(
         tmp_path / "separate",
@@ -948,18 +838,15 @@ def test_label_seed_selects_the_labels(train_mode):
     assert first == repeated != second and len(first) == len(second) == 32
 
 
-def test_continuous_evaluation_of_pretraining_applies_the_label_fraction_once(tmp_path, capsys):
+def test_continuous_evaluation_of_pretraining_applies_the_label_fraction_once(
+    no_blocks, tmp_path, capsys
+):
     """13 of 64 labels are enough for ten classes, but a fifth of 13 labels or of the steps would not be."""
     settings = dict(train_epochs=2, eval_protocol="knn")
     run(tmp_path, mode="train", **settings)
     run(tmp_path, mode="eval", **settings, label_fraction=0.2)
     output = capsys.readouterr().out
     assert "up to step 5" in output and "evaluating step 5: frozen encoder, 13 labels" in output
-
-
-def test_small_splits_do_not_need_one_image_per_class(tmp_path):
-    run(tmp_path, train_split="train[:8]", train_batch_size=4, train_steps=1)
-    assert (tmp_path / "ckpt-1.index").exists()
 
 
 @pytest.mark.parametrize("mode, file", [("train_then_eval", "train.lock"), ("eval", "flags.json")])
@@ -971,68 +858,6 @@ def test_too_few_labels_are_reported_before_training_and_waiting(mode, file, tmp
     with pytest.raises(UserError, match=message):
         run(tmp_path, mode=mode, **settings)
     assert [path.name for path in tmp_path.iterdir()] == [file]
-
-
-def test_color_and_blur_are_applied_in_supervised_training_but_not_in_fine_tuning():
-    for mode, blurred in (("supervised", True), ("finetune", False)):
-        config = Config(**{**TINY, "image_size": 24}, train_mode=mode, optimizer="momentum")
-        assert len(view_policies(config)) == 1
-        config = config.replace(color_jitter_strength=1.0)
-        names = [operator.name for operator in view_policies(config)[0].operators]
-        assert ("color_jitter" in names) == blurred
-        model = model_lib.build_model(config, 10)
-        step = train.TrainStep(
-            model,
-            model_lib.build_optimizer(config, 0.1, model),
-            config.replace(seed=1),
-            tf.distribute.get_strategy(),
-        )
-        images = tf.random.stateless_uniform([32, 24, 24, 3], [1, 2])
-        (view,) = step.views((images,))
-        changed = tf.reduce_any(view != images, [1, 2, 3])
-        assert (
-            8 <= int(tf.reduce_sum(tf.cast(changed, tf.int32))) <= 24
-            if blurred
-            else not tf.reduce_any(changed)
-        )
-
-
-def test_linear_head_evaluation_on_different_classes_is_rejected(complete_run, tmp_path, capsys):
-    write_images(
-        tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8))
-    )
-    settings = dict(
-        dataset=f"folder:{tmp_path / 'images'}",
-        train_split="train[:16]",
-        eval_split="train[16:]",
-        given=["eval_split"],
-        mode="eval",
-        checkpoint=str(complete_run[0] / "ckpt-4"),
-    )
-    with pytest.raises(
-        UserError,
-        match=(
-            "trained on different classes .only in the data set: a, b, c; only in the "
-            "checkpoint: 0, 1, 2 and 7 more"
-        ),
-    ):
-        run(tmp_path / "run", **settings)
-    assert not (tmp_path / "run").exists()
-    run(tmp_path / "run", **settings, eval_protocol="knn,lbfgs")
-    printed = capsys.readouterr().out
-    assert (
-        "not loaded: linear head" in printed
-        and "200 nearest neighbors, weighted, frozen encoder" in (printed)
-    )
-    results = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert set(results) == {
-        metrics.KNN,
-        metrics.WEIGHTED_KNN,
-        metrics.LBFGS,
-        "eval/lbfgs_l2",
-        "global_step",
-    }
-    assert results["global_step"] == 4
 
 
 # ------------------------------------------------------------------------------------------------------- invalid input
@@ -1190,11 +1015,8 @@ def test_gallery_of_an_image_folder_is_written_without_corrupt_images(tmp_path, 
     assert "24 images" in page and "corrupt.png" not in page and "Unreadable images: none" in page
     assert (tmp_path / "run" / "gallery.pairs.csv").exists()
     assert re.search(rf"^gallery +{tmp_path / 'run' / 'gallery.html'}$", printed, re.MULTILINE)
-    # If the same command is repeated after the run has finished, the page is replaced, or kept if
-    # the new page cannot be written.
-    (tmp_path / "run" / "gallery.html").write_text("older")
-    run(tmp_path / "run", with_export=True, **settings)
-    assert (tmp_path / "run" / "gallery.html").read_text() == page
+    # If the same command is repeated after the run has finished, the page is kept if the new page
+    # cannot be written.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_lib.gallery, "write_page", None)
         run(tmp_path / "run", **settings)

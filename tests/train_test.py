@@ -7,12 +7,10 @@ import tf_keras as keras
 
 import model as model_lib
 import objective
-import resnet
 import simclr
 import train
 from checkpoints.training_state import TrainingState
-from config import RESNET_DEPTHS, Config
-from support import golden
+from config import Config
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet", "unoptimized_graphs")
 SMALL = dict(
@@ -175,7 +173,7 @@ def test_reported_scalars_are_means_over_the_steps():
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(micro_batch_size=4, linear_head_learning_rate=0.1),
+        dict(micro_batch_size=8, linear_head_learning_rate=0.1),
         dict(
             micro_batch_size=2, optimizer="momentum", contrastive_loss="nt_logistic", semi_hard=True
         ),
@@ -198,45 +196,6 @@ def test_micro_batch_gradients_and_statistics_match_those_of_a_single_tape(
     assert all(
         (variable.numpy() != old).any() for variable, old in zip(state.model.variables, start)
     )
-
-
-def test_blur_depends_on_neither_the_number_of_replicas_nor_the_position_in_a_micro_batch(
-    two_replicas,
-):
-    # With fewer than 20 pixels, blur has no effect.
-    config = Config(image_size=20, train_batch_size=8, seed=5)
-    images = np.random.default_rng(0).uniform(size=[8, 20, 20, 3]).astype(np.float32)
-
-    def blurred(strategy, first, rows):
-        """Returns [replicas, views, rows per replica, 20, 20, 3]."""
-        step = train.TrainStep(None, keras.optimizers.legacy.SGD(), config, strategy)
-        parts = np.split(rows, strategy.num_replicas_in_sync)
-        local = strategy.experimental_distribute_values_from_function(
-            lambda context: tf.constant(parts[context.replica_id_in_sync_group])
-        )
-        result = strategy.run(
-            lambda images: tf.stack(step.views([images] * 2, None, first)), (local,)
-        )
-        return np.stack(strategy.experimental_local_results(result))
-
-    (whole,) = blurred(tf.distribute.get_strategy(), 0, images)
-    assert 0 < np.mean((whole[0] != images).any((1, 2, 3))) < 1
-    for strategy, first, rows in (
-        (tf.distribute.get_strategy(), 2, [2, 3, 4]),
-        (two_replicas, 0, range(8)),
-        (two_replicas, 2, [2, 3, 6, 7]),
-    ):
-        parts = np.concatenate(blurred(strategy, first, images[rows]), 1)
-        np.testing.assert_allclose(parts, whole[:, rows], atol=1e-6)
-
-
-def test_steps_with_one_micro_batch_match_steps_without_micro_batches(float64, tmp_path):
-    config = Config(**SMALL, linear_head_learning_rate=0.1)
-    whole, micro = make_state(config, tmp_path), make_state(config, tmp_path)
-    expected = take_steps(config, whole)
-    for scalars, same in zip(expected, take_steps(config.replace(micro_batch_size=8), micro)):
-        assert scalars == pytest.approx(same, rel=1e-6)
-    assert_same_variables(micro, whole)
 
 
 def test_micro_batches_give_the_same_results_on_one_and_two_replicas(
@@ -267,9 +226,7 @@ def test_fine_tuning_gives_the_same_weights_with_and_without_micro_batches(float
 # ------------------------------------------------------------------------------------------------------ precision
 
 
-@pytest.mark.parametrize(
-    "precision, micro", [("mixed_bfloat16", 0), ("mixed_bfloat16", 4), ("mixed_float16", 4)]
-)
+@pytest.mark.parametrize("precision, micro", [("mixed_bfloat16", 0), ("mixed_float16", 4)])
 def test_half_precision_losses_are_close_to_float32_losses(precision, micro, tmp_path):
     config = Config(**SMALL, micro_batch_size=micro)
     expected = take_steps(config, make_state(config, tmp_path))[0]
@@ -296,19 +253,18 @@ def test_variables_and_head_outputs_stay_in_float32():
             is_half = name.startswith(("initial", "block"))
             assert value.dtype == (tf.bfloat16 if is_half else tf.float32), name
     assert {variable.dtype for variable in half.variables} == {tf.float32}
+    # Each model has its own precision policy.
     full = model_lib.build_model(Config(**SMALL), CLASSES)
-    for variable, value in zip(full.variables, half.variables):
-        variable.assign(value)
-    expected = full(images, training=False)
-    assert expected["block_group2"].dtype == tf.float32  # Each model has its own precision policy.
-    for name in ("final_avg_pool", "proj_head_output", "logits_sup"):
-        assert golden.relative_error(half(images, training=False)[name], expected[name]) < 0.02
+    assert full(images, training=False)["block_group2"].dtype == tf.float32
 
 
 @pytest.mark.parametrize(
-    "precision, dtype", [("mixed_float16", tf.float16), ("mixed_bfloat16", tf.bfloat16)]
+    "precision, dtype, settings",
+    [
+        ("mixed_float16", tf.float16, dict()),
+        ("mixed_bfloat16", tf.bfloat16, dict(sk_ratio=0.0625, stem="imagenet")),
+    ],
 )
-@pytest.mark.parametrize("settings", [dict(), dict(sk_ratio=0.0625, stem="imagenet")], ids=str)
 def test_convolutions_use_half_precision_and_batch_norm_and_loss_use_float32(
     precision, dtype, settings, tmp_path
 ):
@@ -345,41 +301,14 @@ def test_convolutions_use_half_precision_and_batch_norm_and_loss_use_float32(
     assert {variable.dtype for variable in step.optimizer.variables()} <= {tf.float32, tf.int64}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        dict(resnet_depth=18, image_size=32),
-        dict(resnet_depth=50, image_size=224),
-        dict(resnet_depth=50, image_size=224, width_multiplier=2, sk_ratio=0.0625),
-        dict(resnet_depth=18, image_size=32, se_ratio=0.25),
-    ],
-    ids=str,
-)
-def test_numbers_of_channels_are_multiples_of_eight(settings, monkeypatch):
-    """Tensor cores process groups of eight channels in half precision."""
-    monkeypatch.setitem(
-        resnet.DEPTHS, settings["resnet_depth"], RESNET_DEPTHS[settings["resnet_depth"]]
-    )
-    model = model_lib.build_model(Config(**settings), num_classes=None)
-    sizes = {
-        size
-        for variable in model.trainable_variables
-        for size in variable.shape[-2:]
-        if variable.shape.rank > 1
-    }
-    assert sizes and all(size % 8 == 0 for size in sizes - {3})  # The images have three channels.
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_step_with_overflowing_gradients_is_skipped_and_counted(replicas, two_replicas, tmp_path):
-    strategy = two_replicas if replicas == 2 else None
+def test_a_step_with_overflowing_gradients_is_skipped_and_counted(two_replicas, tmp_path):
     config = Config(**SMALL, precision="mixed_float16")
-    state = make_state(config, tmp_path, strategy)
+    state = make_state(config, tmp_path, two_replicas)
     set_loss_scale(state, 1e30)
     # The step counter is omitted.
     weights = state.model.trainable_variables + state.optimizer.variables()[1:]
     start = [variable.numpy() for variable in weights]
-    first, _ = take_steps(config, state, strategy=strategy)
+    first, _ = take_steps(config, state, strategy=two_replicas)
     assert (
         first["train/skipped_steps"] == 1
         and first["train/loss_scale"] == np.float32(1e30)
@@ -388,15 +317,9 @@ def test_a_step_with_overflowing_gradients_is_skipped_and_counted(replicas, two_
     assert state.step == 2 and state.optimizer.loss_scale.numpy() == np.float32(2.5e29)
     for variable, old in zip(weights, start):
         np.testing.assert_array_equal(variable, old)
-    set_loss_scale(state, 64.0)
-    for scalars in take_steps(config, state, strategy=strategy):
-        assert scalars["train/skipped_steps"] == 0 and scalars["train/loss_scale"] == 64
-    assert state.step == 4
-    assert all((variable.numpy() != old).any() for variable, old in zip(weights, start))
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
-@pytest.mark.parametrize("micro", [0, 4])
+@pytest.mark.parametrize("precision, micro", [("float32", 0), ("mixed_float16", 4)])
 def test_steps_with_nan_weights_are_reported_as_non_finite(precision, micro, tmp_path):
     config = Config(**SMALL, micro_batch_size=micro, precision=precision)
     state = make_state(config, tmp_path)
@@ -427,12 +350,7 @@ def test_overflow_at_the_minimum_loss_scale_is_reported_as_non_finite(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "precision, new_precision",
-    [
-        ("float32", "mixed_float16"),
-        ("mixed_float16", "mixed_bfloat16"),
-        ("mixed_float16", "mixed_float16"),
-    ],
+    "precision, new_precision", [("float32", "mixed_float16"), ("mixed_float16", "mixed_float16")]
 )
 def test_a_run_can_be_resumed_with_a_different_precision(precision, new_precision, tmp_path):
     config = Config(**SMALL)

@@ -3,19 +3,14 @@
 import io
 import json
 import os
-import pathlib
 import re
 import signal
-import socket
-import struct
 import threading
-import tracemalloc
-import zlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from PIL import ExifTags, Image, TiffImagePlugin
+from PIL import ExifTags, Image
 
 from inference import endpoints
 from runtime import command_line, console
@@ -60,11 +55,6 @@ VALID = {  # name -> (content, expected pixels, maximum difference)
         0,
     ),
     "alpha.png": (encode(Image.fromarray(PIXELS).convert("RGBA"), "png"), PIXELS, 0),
-    "gray_alpha.png": (
-        encode(Image.fromarray(PIXELS[..., 0]).convert("LA"), "png"),
-        np.repeat(PIXELS[..., :1], 3, -1),
-        0,
-    ),
     "palette.png": (
         encode(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE), "png"),
         np.array(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE).convert("RGB")),
@@ -77,17 +67,7 @@ VALID = {  # name -> (content, expected pixels, maximum difference)
         0,
     ),
     "bitmap.bmp": (encode(Image.fromarray(PIXELS), "bmp"), PIXELS, 0),
-    "gray.bmp": (
-        encode(Image.fromarray(PIXELS[..., 0]), "bmp"),
-        np.repeat(PIXELS[..., :1], 3, -1),
-        0,
-    ),
     "palette.bmp": (encode(PALETTE, "bmp"), np.array(PALETTE.convert("RGB")), 0),
-    "black_and_white.bmp": (
-        encode(Image.fromarray(PIXELS[..., 0]).convert("1", dither=0), "bmp"),
-        np.repeat((PIXELS[..., :1] > 127) * np.uint8(255), 3, -1),
-        0,
-    ),
     "lossless.webp": (encode(Image.fromarray(PIXELS), "webp", lossless=True), PIXELS, 0),
     "animated.webp": (
         encode(FRAMES[0], "webp", save_all=True, append_images=FRAMES[1:], lossless=True),
@@ -103,8 +83,6 @@ VALID = {  # name -> (content, expected pixels, maximum difference)
     ),
     "smooth.avif": (encode(Image.fromarray(SMOOTH), "avif", quality=95), SMOOTH, 24),
     "png_called.jpg": (PNG, PIXELS, 0),
-    "jpeg_called.gif": (JPEG, SMOOTH, 16),
-    "webp_called.jpg": (encode(Image.fromarray(PIXELS), "webp", lossless=True), PIXELS, 0),
 }
 ORIENTED = {
     2: np.fliplr,
@@ -205,11 +183,6 @@ def folder(tmp_path):
     return tmp_path / "images"
 
 
-def remove_unusable(folder):
-    for path in folder.glob("dog/[a-z]*"):
-        path.unlink()
-
-
 def run(tmp_path, folder, **settings):
     """Trains for one step and returns the log."""
     lines = []
@@ -231,10 +204,7 @@ def test_corrupt_images_give_an_error_that_lists_the_first_ten(folder, tmp_path)
         UserError, match="12 of 36 images cannot be used: dog/cut.gif .trunc"
     ) as error:
         run(tmp_path, folder)
-    assert "and 2 more. Fix or remove them, or skip them with --corrupt_images=skip" in str(
-        error.value
-    )
-    assert "\n" not in str(error.value) and str(error.value).count("dog/") == 10
+    assert str(error.value).count("dog/") == 10
     assert not list((tmp_path / "run").glob("ckpt*"))
 
 
@@ -253,23 +223,11 @@ def test_corrupt_images_are_skipped_and_the_check_is_cached(folder, tmp_path, mo
     assert json.loads(cached.read_text())["unusable"] == {}
 
 
-def test_files_whose_names_are_not_utf8_are_skipped_and_logged(folder, tmp_path, capsys):
+def test_files_whose_names_are_not_utf8_are_skipped_and_logged(folder, tmp_path):
     os.rename(folder / "cat" / "0.png", os.fsencode(folder / "cat") + b"/\xff.png")
-    runs.run(
-        tmp_path / "run",
-        dataset=f"folder:{folder}",
-        train_split="train",
-        train_batch_size=8,
-        train_steps=1,
-        corrupt_images="skip",
-        eval_split="train[:8]",
-        given=["eval_split"],
-    )
-    printed = capsys.readouterr().out
-    assert (
-        "skipped: 13 of 36 images cannot be used: cat/\\udcff.png (file name is not UTF-8),"
-        " dog/cut.gif" in printed
-    )
+    log = run(tmp_path, folder, corrupt_images="skip")
+    assert "skipped: 13 of 36 images cannot be used: cat/" in log
+    assert "file name is not UTF-8" in log
     assert (tmp_path / "run" / "ckpt-1.index").exists()
 
 
@@ -279,18 +237,10 @@ def test_skipping_files_does_not_change_the_keys_of_other_files(folder):
         path for path in reduced.paths() if os.path.basename(path) in UNUSABLE or "cut" in path
     ]
     reduced.exclude(unusable)
-    assert [reduced.num_examples(split) for split in ("train", "train[:0]")] == [24, 0]
     assert reduced.num_examples("train[:50%]") + reduced.num_examples("train[50%:]") == 24
     keys = {path: int(key) for key, path in zip(*complete._select("train")[:2])}
     for key, path in zip(*reduced._select("train")[:2]):
         assert keys[path] == key and path not in unusable
-
-
-def test_folder_with_only_corrupt_images_is_rejected(folder, tmp_path):
-    for path in folder.rglob("*.*"):
-        path.write_bytes(b"")
-    with pytest.raises(UserError, match="36 of 36 images cannot be used.*Fix or replace them"):
-        run(tmp_path, folder, corrupt_images="skip")
 
 
 # ---------------------------------------------------------------------------------------------------------- links
@@ -306,12 +256,8 @@ def test_links_are_followed_and_cycles_are_detected(folder, tmp_path):
     (folder / "cat" / "linked").symlink_to(tmp_path / "elsewhere" / "deep")
     (folder / "cat" / "circle").symlink_to(folder / "cat")
     (folder / "cat" / "linked" / "circle").symlink_to(folder)
-    assert folders.folder_source(str(folder)).num_examples("train") == count + 3
-
-
-def test_image_folder_may_be_a_link(folder, tmp_path):
     (tmp_path / "link").symlink_to(folder)
-    assert folders.folder_source(str(tmp_path / "link")).num_examples("train") == 36
+    assert folders.folder_source(str(tmp_path / "link")).num_examples("train") == count + 3
 
 
 # ----------------------------------------------------------------------------------------- image files in training runs
@@ -335,30 +281,19 @@ def test_deleting_the_images_stops_training_with_a_one_line_error(
     )
 
 
-def truncated_records(path):
+def test_truncated_record_file_stops_training_with_a_one_line_error(tmp_path, monkeypatch, capsys):
+    path = str(tmp_path / "x")
     with tf.io.TFRecordWriter(path) as writer:
         writer.write(b"only one")
-    return tfds_source._read_file(path, 0, tf.constant(3, tf.int64), 0).map(lambda key, _: key)
 
-
-def corrupt_records(path):
-    pathlib.Path(path).write_bytes(b"\0" * 999)
-    return tf.data.TFRecordDataset(path).map(lambda _: tf.constant(0, tf.int64))
-
-
-@pytest.mark.parametrize("records", [truncated_records, corrupt_records])
-def test_unreadable_record_files_stop_training_with_a_one_line_error(
-    records, tmp_path, monkeypatch, capsys
-):
-    class UnreadableSource(IndexedSource):
-        def references(self, *arguments, **options):
-            return records(str(tmp_path / "x")).concatenate(
-                super().references(*arguments, **options)
-            )
+    class TruncatedSource(IndexedSource):
+        def references(self, *_):
+            records = tfds_source._read_file(path, 0, tf.constant(3, tf.int64), 0)
+            return records.map(lambda key, _: key)
 
     source = digits.digits_source()
-    unreadable = UnreadableSource("digits", source._splits, source.class_names, tf.identity)
-    monkeypatch.setattr(datasets, "open_source", lambda *_: unreadable)
+    truncated = TruncatedSource("digits", source._splits, source.class_names, tf.identity)
+    monkeypatch.setattr(datasets, "open_source", lambda *_: truncated)
     with pytest.raises(SystemExit, match="2"), command_line.reporting_errors("run.py"):
         runs.run(tmp_path / "run", train_steps=1)
     printed = capsys.readouterr().err
@@ -403,130 +338,31 @@ def test_checking_randomly_corrupted_images_never_raises_an_exception(name, tmp_
 # ----------------------------------------------------------------------------------------------- sizes and file types
 
 
-def huge_png(side):
-    """Returns an all-black PNG file that is about a thousand times smaller than the decoded image."""
-
-    def chunk(chunk_type, content):
-        return (
-            struct.pack(">I", len(content))
-            + chunk_type
-            + content
-            + struct.pack(">I", zlib.crc32(chunk_type + content))
-        )
-
-    compressor, rows = zlib.compressobj(9), bytes(1 + (side + 7) // 8)
-    pixels = b"".join(compressor.compress(rows) for _ in range(side)) + compressor.flush()
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0))
-        + chunk(b"IDAT", pixels)
-        + chunk(b"IEND", b"")
-    )
-
-
-def test_images_above_the_pixel_limit_are_not_decoded(tmp_path, monkeypatch):
-    path = tmp_path / "a.png"
-    path.write_bytes(huge_png(23_000))
-    assert path.stat().st_size < 2**20
-    monkeypatch.setattr(tf.io, "decode_image", lambda *_, **__: pytest.fail("decoded"))
-    reason = "529000000 pixels, more than the limit of 100000000"
-    assert image_files.why_unusable(str(path)) == reason
-    assert str(endpoints.load_image(str(path), endpoints.preprocessing(8, False))) == reason
-
-
 @pytest.mark.parametrize("name", VALID)
-def test_pixel_limit_applies_to_each_frame(name, tmp_path, monkeypatch):
+def test_images_above_the_pixel_limit_are_not_decoded(name, tmp_path, monkeypatch):
     path = tmp_path / name
     path.write_bytes(VALID[name][0])
     monkeypatch.setattr(image_files, "MAX_PIXELS", 480)
     assert image_files.why_unusable(str(path)) is None
     monkeypatch.setattr(image_files, "MAX_PIXELS", 479)
-    assert image_files.why_unusable(str(path)) == "480 pixels, more than the limit of 479"
+    monkeypatch.setattr(tf.io, "decode_image", lambda *_, **__: pytest.fail("decoded"))
+    reason = "480 pixels, more than the limit of 479"
+    assert image_files.why_unusable(str(path)) == reason
+    assert str(endpoints.load_image(str(path), endpoints.preprocessing(8, False))) == reason
 
 
-def test_tiles_and_canvases_larger_than_the_image_count_toward_the_pixel_limit(tmp_path):
-    """Checks the pixel limit for TIFF tiles and WebP canvases, because Pillow always allocates them in full."""
-    tags = {
-        TiffImagePlugin.IMAGEWIDTH: 10,
-        TiffImagePlugin.IMAGELENGTH: 10,
-        TiffImagePlugin.BITSPERSAMPLE: 8,
-        TiffImagePlugin.COMPRESSION: 8,
-        TiffImagePlugin.PHOTOMETRIC_INTERPRETATION: 1,
-        TiffImagePlugin.TILEWIDTH: 48_000,
-        TiffImagePlugin.TILELENGTH: 48_000,
-        TiffImagePlugin.TILEOFFSETS: 8,
-        TiffImagePlugin.TILEBYTECOUNTS: 8,
-    }
-    entries = b"".join(
-        struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items())
-    )
-    (tmp_path / "a.tiff").write_bytes(
-        b"II*\0"
-        + struct.pack("<I", 16)
-        + bytes(8)
-        + struct.pack("<H", len(tags))
-        + entries
-        + bytes(4)
-    )
-    assert image_files.why_unusable(str(tmp_path / "a.tiff")).startswith("2304000000 pixels")
-    header = (
-        b"VP8X"
-        + struct.pack("<I", 10)
-        + bytes(4)
-        + b"".join((side - 1).to_bytes(3, "little") for side in (400_000, 10_000))
-    )
-    (tmp_path / "a.webp").write_bytes(
-        b"RIFF" + struct.pack("<I", 4 + len(header)) + b"WEBP" + header
-    )
-    assert image_files.why_unusable(str(tmp_path / "a.webp")).startswith("4000000000 pixels")
-
-
-def test_only_the_first_of_many_frames_is_decoded(tmp_path):
-    frames = [Image.new("P", (1000, 1000), index % 2) for index in range(300)]
-    path = tmp_path / "a.gif"
-    path.write_bytes(
-        encode(frames[0], "gif", save_all=True, append_images=frames[1:], optimize=False)
-    )
-    assert image_files.why_unusable(str(path)) is None
-    assert len(image_files.convert(path.read_bytes())) < 3_000_100
-
-
-def test_sparse_file_is_rejected_without_being_read(tmp_path, monkeypatch):
-    path = tmp_path / "a.png"
-    path.write_bytes(PNG)
-    os.truncate(path, 60 * 2**30)
-    monkeypatch.setattr(image_files, "_count_pixels", lambda _: pytest.fail("read"))
-    assert image_files.why_unusable(str(path)) == "64424509440 bytes, too many for 100000000 pixels"
-
-
-def test_large_file_that_is_not_an_image_is_not_read(tmp_path):
-    path = tmp_path / "a.png"
-    path.touch()
-    os.truncate(path, 700 * 2**20)
-    tracemalloc.start()
-    assert image_files.why_unusable(str(path)) == NOT_AN_IMAGE
-    assert tracemalloc.get_traced_memory()[1] < 2**24
-    tracemalloc.stop()
-
-
-@pytest.mark.parametrize("file_type", ["fifo", "socket", "device", "link to a device"])
+@pytest.mark.parametrize("file_type", ["fifo", "link to a device"])
 def test_non_regular_files_are_not_opened(tmp_path, monkeypatch, file_type):
     monkeypatch.chdir(tmp_path)
     if file_type == "fifo":
         os.mkfifo("x.png")
-    elif file_type == "socket":
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind("x.png")
-    elif file_type == "link to a device":
+    else:
         os.symlink("/dev/zero", "x.png")
-    path = "/dev/zero" if file_type == "device" else "x.png"
     signal.alarm(60)  # If a FIFO were opened, the test would block.
     try:
-        assert image_files.why_unusable(path) == "not a regular file"
-        assert (
-            str(endpoints.load_image(path, endpoints.preprocessing(8, False)))
-            == "not a regular file"
-        )
+        assert image_files.why_unusable("x.png") == "not a regular file"
+        image = endpoints.load_image("x.png", endpoints.preprocessing(8, False))
+        assert str(image) == "not a regular file"
     finally:
         signal.alarm(0)
 
@@ -570,11 +406,3 @@ def test_class_with_only_corrupt_images_is_logged(folder, tmp_path):
         path.write_bytes(PNG[:40])
     log = run(tmp_path, folder, corrupt_images="skip")
     assert f"folder:{folder}: train has no images for 1 of 2 classes (cat)" in log
-
-
-def test_model_dir_inside_the_folder_does_not_change_the_classes(folder, tmp_path):
-    remove_unusable(folder)
-    run(folder, folder)
-    (folder / "run" / "views.png").write_bytes(PNG)
-    assert "of 2 classes" not in run(folder, folder)
-    assert folders.folder_source(str(folder)).class_names == ["cat", "dog"]

@@ -1,13 +1,11 @@
 """Faults in a `model_dir`: corrupt files, full disks, concurrent runs, changed flags and temporary files."""
 
 import contextlib
-import dataclasses
 import functools
 import os
 import shutil
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -16,10 +14,10 @@ import tensorflow as tf
 import checks
 import run as run_lib
 import train
-from checkpoints import checkpoint_files, inspection, restoring, run_directory, weight_files
+from checkpoints import checkpoint_files, restoring, run_directory, weight_files
 from checkpoints.lock import Lock
 from config import Config
-from runtime import command_line, console, storage, workers
+from runtime import console
 from runtime.errors import UserError
 from sources.indexed import IndexedSource
 from support import ROOT, processes, runs
@@ -80,8 +78,14 @@ def corrupt(path, fault):
         )
 
 
-@pytest.mark.parametrize("fault", ["truncated", "flipped", "missing"])
-@pytest.mark.parametrize("name", ["ckpt-9.index", "ckpt-9.data-00000-of-00001"])
+@pytest.mark.parametrize(
+    "name, fault",
+    [
+        ("ckpt-9.index", "truncated"),
+        ("ckpt-9.data-00000-of-00001", "flipped"),
+        ("ckpt-9.data-00000-of-00001", "missing"),
+    ],
+)
 def test_resume_falls_back_if_the_newest_checkpoint_is_corrupt_or_incomplete(
     name, fault, trained, run, tmp_path
 ):
@@ -92,32 +96,26 @@ def test_resume_falls_back_if_the_newest_checkpoint_is_corrupt_or_incomplete(
     logged = run()
     assert logged.count("warning: ckpt-") == 1 and f"warning: ckpt-9 is {reason}" in logged
     assert "resumed at step 6 from" in logged
-    actual = processes.tensors(tmp_path / "run", 9)  # The run has replaced the corrupt files.
-    for key in expected:
-        np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
+    # The run has replaced the corrupt files.
+    np.testing.assert_equal(processes.tensors(tmp_path / "run", 9), expected)
 
 
-@pytest.mark.parametrize("fault", ["corrupt", "empty", "unreadable"])
+@pytest.mark.parametrize(
+    "name, fault, message",
+    [
+        ("index", "truncated", "ckpt-3 is corrupt"),
+        ("data-00000-of-00001", "empty", "a file of ckpt-3 is"),
+    ],
+)
 def test_run_whose_checkpoints_cannot_be_restored_is_rejected_and_not_changed(
-    fault, trained, run, tmp_path
+    name, fault, message, trained, run, tmp_path
 ):
-    trained(3)
-    index, data = (tmp_path / "run" / f"ckpt-3.{name}" for name in ("index", "data-00000-of-00001"))
-    shutil.copytree(tmp_path / "run", tmp_path / "backup")
-    if fault == "corrupt":
-        corrupt(index, "truncated")
-    elif fault == "empty":
-        corrupt(data, "empty")
-    else:
-        data.unlink()
-        # Reading the first byte of this file fails with an I/O error.
-        data.symlink_to("/proc/self/mem")
+    shutil.copytree(trained(3), tmp_path / "backup")
+    corrupt(tmp_path / "run" / f"ckpt-3.{name}", fault)
     before = set((tmp_path / "run").rglob("*"))
-    message = f"ckpt-3 is {fault}" if fault == "corrupt" else "a file of ckpt-3 is"
     for _ in range(2):
-        with pytest.raises(UserError, match=f"--model_dir=.*{message}") as error:
+        with pytest.raises(UserError, match=f"--model_dir=.*{message}"):
             run(train_steps=6)
-        assert "\n" not in str(error.value) and error.value.status == 2
         assert before == set((tmp_path / "run").rglob("*"))
     shutil.rmtree(tmp_path / "run")
     (tmp_path / "backup").rename(tmp_path / "run")
@@ -132,37 +130,24 @@ def test_run_that_was_killed_during_its_first_checkpoint_starts_again(
     expected = processes.tensors(tmp_path / "run", 3)
     corrupt(tmp_path / "run" / "ckpt-3.index", fault)
     assert "resumed" not in run(train_steps=3)
-    actual = processes.tensors(tmp_path / "run", 3)
-    for key in expected:
-        np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
+    np.testing.assert_equal(processes.tensors(tmp_path / "run", 3), expected)
 
 
-@pytest.mark.parametrize(
-    "fault", ["no checkpoint file", "newest corrupt", "clock moved back", "file from another run"]
-)
+@pytest.mark.parametrize("fault", ["newest corrupt", "file from another run"])
 def test_keep_checkpoint_max_is_respected_after_faults(fault, trained, run, tmp_path):
-    trained(9)
-    if fault == "no checkpoint file":
-        (tmp_path / "run" / "checkpoint").unlink()
-    elif fault == "newest corrupt":
-        corrupt(tmp_path / "run" / "ckpt-9.index", "truncated")
-    elif fault == "clock moved back":
-        text = (tmp_path / "run" / "checkpoint").read_text()
-        (tmp_path / "run" / "checkpoint").write_text(f"{text}\nlast_preserved_timestamp: 1e12\n")
+    run_dir = trained(9)
+    others = [shutil.copytree(run_dir, tmp_path / name) for name in ("run1", "run 2")]
+    if fault == "newest corrupt":
+        corrupt(run_dir / "ckpt-9.index", "truncated")
     else:
-        shutil.copytree(tmp_path / "run", tmp_path / "other")
         paths = "".join(
-            f'all_model_checkpoint_paths: "{tmp_path}/other/ckpt-{step}"\n' for step in (3, 6, 9)
+            f'all_model_checkpoint_paths: "{others[0]}/ckpt-{step}"\n' for step in (3, 6, 9)
         )
-        (tmp_path / "run" / "checkpoint").write_text(
-            f'model_checkpoint_path: "{tmp_path}/other/ckpt-9"\n{paths}'
-        )
+        (run_dir / "checkpoint").write_text(f'model_checkpoint_path: "{others[0]}/ckpt-9"\n{paths}')
     run(train_steps=15, keep_checkpoint_max=2)
-    assert checkpoint_files.list_steps(str(tmp_path / "run")) == [12, 15]
-    assert checkpoint_files.list_steps(str(tmp_path / "other")) == (
-        [3, 6, 9] if fault == "file from another run" else []
-    )
-    assert tf.train.latest_checkpoint(str(tmp_path / "run")) == str(tmp_path / "run" / "ckpt-15")
+    assert checkpoint_files.list_steps(str(run_dir)) == [12, 15]
+    assert [checkpoint_files.list_steps(str(path)) for path in others] == [[3, 6, 9]] * 2
+    assert tf.train.latest_checkpoint(str(run_dir)) == str(run_dir / "ckpt-15")
 
 
 def test_save_keeps_checkpoints_of_later_steps(tmp_path):
@@ -170,27 +155,6 @@ def test_save_keeps_checkpoints_of_later_steps(tmp_path):
     for step in (1, 2, 10, 3):
         checkpoint_files.save(trackable, str(tmp_path), step, keep=1 if step == 3 else 5)
     assert checkpoint_files.list_steps(str(tmp_path)) == [3, 10]
-
-
-def test_preview_replaces_a_link_but_not_its_target(run, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "photo.png").write_text("mine")
-    (tmp_path / "run" / "views.png").symlink_to(tmp_path / "photo.png")
-    run(train_steps=1)
-    assert (tmp_path / "photo.png").read_text() == "mine" and not (
-        tmp_path / "run" / "views.png"
-    ).is_symlink()
-
-
-def test_checkpoints_in_neighboring_directories_are_kept(trained, run, tmp_path):
-    trained(9)
-    for name in ("run1", "run 2"):
-        shutil.copytree(tmp_path / "run", tmp_path / name)
-    run(train_steps=12, keep_checkpoint_max=1)
-    assert checkpoint_files.list_steps(str(tmp_path / "run")) == [12]
-    assert [checkpoint_files.list_steps(str(tmp_path / name)) for name in ("run1", "run 2")] == [
-        [3, 6, 9]
-    ] * 2
 
 
 def test_continuous_evaluation_skips_a_corrupt_checkpoint(trained, run, tmp_path):
@@ -205,21 +169,13 @@ def test_continuous_evaluation_skips_a_corrupt_checkpoint(trained, run, tmp_path
     }
 
 
-@pytest.mark.parametrize("fault", ["empty", "flipped", "missing"])
+@pytest.mark.parametrize("fault", ["empty", "missing"])
 def test_missing_or_corrupt_checkpoint_state_file_is_rewritten(fault, trained, run, tmp_path):
     trained(9)
     corrupt(tmp_path / "run" / "checkpoint", fault)
     assert "resumed at step 9 from" in run(train_steps=12)
     state = tf.train.get_checkpoint_state(str(tmp_path / "run"))
     assert len(state.all_model_checkpoint_paths) == 4
-
-
-@pytest.mark.parametrize("content", ["\x80", '{"seed": "7"}', '{"seed": 7.5}', '{"seed": [7]}'])
-def test_corrupt_settings_stop_the_run(content, trained, run, tmp_path):
-    trained(3)
-    (tmp_path / "run" / "flags.json").write_text(content)
-    with pytest.raises(UserError, match="flags.json: "):
-        run(train_steps=6)
 
 
 @pytest.mark.parametrize("content", ["", "{}"])
@@ -270,13 +226,7 @@ def test_corrupt_warm_start_checkpoint_is_rejected(trained, run, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "-a 'b' \"c\" $d {e,f} !g] ~h ; größe 日本.tmp",
-        "n" * 255,
-        "trailing/",
-        "deep/../relative",
-        "link",
-    ],
+    ["-a 'b' \"c\" $d {e,f} !g] ~h ; größe 日本.tmp", "trailing/", "deep/../relative", "link"],
 )
 def test_run_resumes_in_a_directory_with_an_unusual_name(name, trained, tmp_path, monkeypatch):
     trained(3)
@@ -318,8 +268,6 @@ def test_run_resumes_in_a_directory_with_an_unusual_name(name, trained, tmp_path
         ),
         (dict(dataset="folder:/no/such", train_split="train"), "the directory does not exist"),
         (dict(train_split="train[:40]"), r"--train_split=train\[:64\] \(now train\[:40\]\)"),
-        (dict(precision="mixed_bfloat16"), "--precision=float32"),
-        (dict(optimizer="momentum"), "--optimizer=lars"),
         (dict(cache_dataset=True), "--cache_dataset=False"),
         (dict(shuffle_buffer_mb=8), "--shuffle_buffer_mb=1024"),
     ],
@@ -327,9 +275,8 @@ def test_run_resumes_in_a_directory_with_an_unusual_name(name, trained, tmp_path
 def test_changed_flags_are_rejected_and_listed(changes, message, trained, run, tmp_path):
     trained(3)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(UserError, match=message):
         run(**changes, given=list(changes))
-    assert "\n" not in str(error.value)
     assert before == {
         path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()
     }
@@ -399,49 +346,10 @@ def test_changed_data_is_rejected_unless_flag_changes_are_allowed(
     check_resumed(config, Data(files="a"))
     with pytest.raises(
         UserError, match=f"--dataset=digits: the data has changed .*{message}.*--allow_flag_changes"
-    ) as error:
+    ):
         check_resumed(config, Data(**{"files": "a", **changes}))
-    assert "\n" not in str(error.value)
     check_resumed(config.replace(allow_flag_changes=True), Data(**{"files": "a", **changes}))
     assert "warning: --dataset=digits: the data has changed" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("data.json", "[]"),
-        ("data.json", "\x80"),
-        *(("classes.json", text) for text in ("5", '{"names": 5}', "[1, 2, 3]", "[{}]", "[null]")),
-    ],
-)
-def test_corrupt_descriptions_of_the_data_are_rejected(name, content, tmp_path):
-    config = start_run(tmp_path, Data())
-    (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=f"{name}: the file is corrupt. Restore it"):
-        check_resumed(config, Data())
-
-
-def test_missing_and_empty_descriptions_of_the_data_are_not_compared(tmp_path):
-    config = start_run(tmp_path, Data())
-    (tmp_path / "classes.json").write_text("")
-    (tmp_path / "data.json").unlink()
-    check_resumed(config, Data(classes=("a",), splits={"train": 1}))
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["flags.json", "classes.json", "data.json", "ckpt-3.index", "ckpt-3.data-00000-of-00001"],
-)
-def test_fifos_are_not_opened(name, trained, tmp_path):
-    trained(3)
-    (tmp_path / "run" / name).unlink()
-    os.mkfifo(tmp_path / "run" / name)
-    if name.startswith("ckpt"):
-        assert not checkpoint_files.list_steps(str(tmp_path / "run"))
-        with pytest.raises(UserError, match="not a regular file|no such checkpoint"):
-            weight_files.open_weights(str(tmp_path / "run" / "ckpt-3"))
-    else:
-        assert storage.read_json(str(tmp_path / "run" / name), (dict, list)) is None
 
 
 def test_changed_class_names_are_accepted_without_a_linear_head(tmp_path):
@@ -478,7 +386,7 @@ def small_disk(path, kilobytes):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can mount a file system")
-@pytest.mark.parametrize("free_kilobytes", [0, 100, 1000])
+@pytest.mark.parametrize("free_kilobytes", [0, 1000])
 def test_last_checkpoint_survives_a_full_disk(free_kilobytes, run, tmp_path):
     # This makes checkpoints larger than the other files of the run.
     large = dict(proj_out_dim=8192)
@@ -491,11 +399,8 @@ def test_last_checkpoint_survives_a_full_disk(free_kilobytes, run, tmp_path):
             ["cp", "-r", *map(str, (tmp_path / "copy").iterdir()), str(tmp_path / "run")],
             check=True,
         )
-        with pytest.raises(
-            UserError, match="--model_dir=.* (could not|cannot) be written"
-        ) as error:
+        with pytest.raises(UserError, match="--model_dir=.* (could not|cannot) be written"):
             run(train_steps=9, **large)
-        assert "\n" not in str(error.value)
         assert not list((tmp_path / "run").glob("ckpt-9.index"))
         actual = processes.tensors(tmp_path / "run", 6)
         for path in [*(tmp_path / "run").glob("ckpt-3.*")]:
@@ -505,23 +410,7 @@ def test_last_checkpoint_survives_a_full_disk(free_kilobytes, run, tmp_path):
             ["mount", "-o", f"remount,size={4 * used}k", str(tmp_path / "run")], check=True
         )
         assert "resumed at step 6" in run(train_steps=9, **large)
-    for key in expected:
-        np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
-
-
-def test_losing_a_worker_during_a_save_is_not_reported_as_a_full_disk(run, monkeypatch):
-    def fail(*_, **__):
-        raise tf.errors.UnavailableError(None, None, "Collective ops is aborted by: Socket closed")
-
-    monkeypatch.setattr(checkpoint_files, "save", fail)
-    with pytest.raises(UserError, match="ckpt-3 could not be written"):
-        run(train_steps=3)
-    monkeypatch.setattr(workers, "is_lost_worker", lambda error: True)
-    with pytest.raises(tf.errors.UnavailableError) as error:
-        run(train_steps=3)
-    monkeypatch.setattr(workers, "count_workers", lambda: 2)
-    status, message = command_line.describe(error.value)
-    assert status == 75 and message.startswith("another worker has stopped")
+    np.testing.assert_equal(actual, expected)
 
 
 def test_read_only_directory_is_rejected(tmp_path, monkeypatch):
@@ -579,15 +468,10 @@ def test_run_stops_if_its_directory_is_removed_during_training(trained, run, tmp
 
 
 @pytest.mark.parametrize(
-    "module, function",
-    [
-        (train, "build_training_state"),
-        (run_lib.evaluate, "evaluate_and_write"),
-        (run_lib.saving, "build_module"),
-    ],
+    "module, function", [(train, "build_training_state"), (run_lib.evaluate, "evaluate_and_write")]
 )
 def test_directory_of_another_run_is_not_modified(module, function, trained, tmp_path, monkeypatch):
-    """Replaces the run directory with that of another run before training, evaluation or export."""
+    """Replaces the run directory with that of another run before training or evaluation."""
 
     def replace(*arguments, **options):
         (tmp_path / "run").rename(tmp_path / "gone")
@@ -597,21 +481,11 @@ def test_directory_of_another_run_is_not_modified(module, function, trained, tmp
     call = getattr(module, function)
     trained(3)
     (tmp_path / "run").rename(tmp_path / "other")
-    (tmp_path / "other" / "saved_model" / "3").mkdir(parents=True)
-    (tmp_path / "other" / "saved_model" / "3" / "saved_model.pb").write_text("another run's")
     before = {path: path.read_bytes() for path in (tmp_path / "other").rglob("*") if path.is_file()}
     monkeypatch.setattr(module, function, replace)
-    if module is run_lib.saving:
-        model = tf.Module()
-        model.function = tf.function(lambda: 1, input_signature=[])
-        call = lambda *_: (model, {})  # noqa: E731
-        info = inspection.CheckpointInfo(Config(), None, None, False, 3, False, None)
-        info = dataclasses.replace(info, file=types.SimpleNamespace(format="TF2"))
-        monkeypatch.setattr(restoring, "open_network", lambda *_: (None, info))
     with pytest.raises(UserError, match="the directory was removed or replaced during the run"):
         runs.run(
             tmp_path / "run",
-            with_export=True,
             **{**SETTINGS, "mode": "train_then_eval", "learning_rate": 0.01, "train_steps": 3},
         )
     assert before == {
@@ -626,16 +500,19 @@ def test_run_in_a_directory_with_other_files_replaces_only_its_own_names(run, tm
     own, other = ("flags.json", "views.png", "train.lock", "result.json"), ("notes.txt", "a.index")
     for name in own + other:
         (tmp_path / "run" / name).write_text('{"mine": 1}')
+    (tmp_path / "photo.png").write_text("mine")
+    (tmp_path / "run" / "views.png").unlink()
+    (tmp_path / "run" / "views.png").symlink_to(tmp_path / "photo.png")
     run(train_steps=1, mode="train_then_eval")
+    assert (tmp_path / "photo.png").read_text() == "mine"
     files = [path for path in (tmp_path / "run").iterdir() if path.is_file()]
     kept = {path.name for path in files if b"mine" in path.read_bytes()}
     assert kept == set(other)
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("notes.txt")])
-def test_lock_that_is_not_a_regular_file_is_rejected(make, tmp_path):
+def test_lock_that_is_a_link_is_rejected(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    make(tmp_path / "train.lock")
+    (tmp_path / "train.lock").symlink_to("notes.txt")
     with pytest.raises(UserError, match="--model_dir=.*train.lock cannot be opened"):
         Lock(str(tmp_path))
     assert (tmp_path / "notes.txt").read_text() == "mine"
@@ -722,20 +599,6 @@ def test_best_checkpoint_is_not_written_through_a_link(run, tmp_path, accuracies
     (tmp_path / "run" / "best").symlink_to(tmp_path / "other")
     assert "best is a link" in run(mode="train_then_eval", train_steps=1, keep_best=True)
     assert {path.name for path in (tmp_path / "other").iterdir()} == {"ckpt-1.index"}
-
-
-def test_best_checkpoint_newer_than_the_latest_checkpoint_is_replaced(run, tmp_path, accuracies):
-    accuracies += [0.5, 0.7, 0.6, 0.6]
-    run(mode="train_then_eval", train_steps=3, keep_best=True, checkpoint_steps=1)
-    (tmp_path / "run" / "best" / "ckpt-3.index").rename(tmp_path / "run" / "best" / "ckpt-9.index")
-    (tmp_path / "run" / "best" / "ckpt-3.data-00000-of-00001").rename(
-        tmp_path / "run" / "best" / "ckpt-9.data-00000-of-00001"
-    )
-    (tmp_path / "run" / "best" / "result_3.json").rename(
-        tmp_path / "run" / "best" / "result_9.json"
-    )
-    run(mode="eval", train_steps=3, keep_best=True)
-    assert checkpoints(tmp_path / "run" / "best") == {"ckpt-1"}
 
 
 def test_best_checkpoint_records_the_training_settings(run, tmp_path, accuracies):

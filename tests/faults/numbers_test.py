@@ -61,11 +61,11 @@ def test_diverged_training_stops_and_keeps_the_last_checkpoint(
         "ckpt-3. Use a lower --learning_rate or more --warmup_epochs, and resume with"
         f" --model_dir={tmp_path}" in (str(error.value))
     )
-    assert "\n" not in str(error.value) and not (tmp_path / "run" / "ckpt-6.index").exists()
+    assert not (tmp_path / "run" / "ckpt-6.index").exists()
     runs.run(tmp_path / "run", **SETTINGS)
-    ours, theirs = (processes.tensors(path, 6) for path in (tmp_path / "run", finite_run))
-    for key in theirs:
-        np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)
+    np.testing.assert_equal(
+        processes.tensors(tmp_path / "run", 6), processes.tensors(finite_run, 6)
+    )
 
 
 def test_non_finite_weights_are_not_saved(tmp_path):
@@ -107,11 +107,6 @@ def test_divergence_from_an_excessive_learning_rate_is_reported(tmp_path):
 )
 def test_embedding_std_matches_hand_computed_values(rows, expected):
     assert metrics.embedding_std(tf.constant(rows * 5)).numpy() == pytest.approx(expected, abs=1e-6)
-
-
-def test_embedding_std_of_gaussian_embeddings_is_one():
-    rows = np.random.default_rng(0).normal(size=(20_000, 16))
-    assert metrics.embedding_std(tf.constant(rows)).numpy() == pytest.approx(1, abs=0.01)
 
 
 def test_collapsed_encoder_is_reported(tmp_path, monkeypatch):

@@ -85,18 +85,6 @@ def test_error_for_a_failed_job_contains_the_last_output_line_of_this_attempt(tm
     assert errors[jobs[1]] is None and "no disk" in str(errors[jobs[0]])
 
 
-def test_ignored_sighup_stays_ignored(tmp_path):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with child_processes.Launcher() as launcher:
-            os.kill(os.getpid(), signal.SIGHUP)
-            launcher.run(job(tmp_path, "print('done')"))
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert (tmp_path / "run.log").read_text() == "done\n"
-
-
 @pytest.mark.usefixtures("default_sighup")
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_running_jobs_and_prevents_new_ones(signum, tmp_path):

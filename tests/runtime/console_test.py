@@ -53,19 +53,6 @@ def test_progress_lines_are_printed_at_intervals_and_at_the_end(
     assert not expected or "? left" in lines[0] and "0:00:04 left" in lines[1]
 
 
-def test_table_columns_are_aligned():
-    text = console.format_table("title", [("a", 1), None, ("longer", "x")])
-    assert text.splitlines() == [
-        "-" * 9,
-        "title",
-        "-" * 9,
-        "a       1",
-        "-" * 9,
-        "longer  x",
-        "-" * 9,
-    ]
-
-
 HOSTILE, ESCAPED = "\x1b[31m\x07\x9b\u202e\udcff\r\t", r"\x1b[31m\x07\x9b\u202e\udcff\r\t"
 
 
@@ -166,10 +153,7 @@ def test_loading_tensorflow_prints_nothing():
         (b"--image_size=8\n\xff\xfe", "cannot be read as text"),
         ("directory", "Is a directory"),
         (b"--flagfile=a.cfg\n", "circular"),
-        (b"# x\n--flagfile=./a.cfg\n", "circular"),
         (b"--flagfile=none.cfg\n", "No such file"),
-        (b"--flagfile\n", "flagfile"),
-        (b"--flagfile=a\0b\n", "null"),
         (b"--mode=\x1b[31m\n", r"\x1b[31m"),
     ],
 )
@@ -193,39 +177,14 @@ def test_invalid_flag_files_are_reported_on_one_line(
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "..",
-        "../..",
-        ".",
-        ".hidden",
-        "a/b",
-        "/tmp",
-        "a/",
-        "~",
-        "~root",
-        "a\nb",
-        "\x1b",
-        "a*",
-        "s3://x",
-        "\udcff",
-        " ",
-        "n" * 256,
-        "é" * 128,
-        "best",
-        "train",
-        "saved_model",
-        "ckpt-3",
-        "result.json",
-        "views.png",
-    ],
+    "name", ["..", ".hidden", "a/b", "~", "a\nb", "a*", " ", "é" * 128, "train", "result.json"]
 )
 def test_eval_names_that_are_not_plain_directory_names_are_rejected(name):
     with pytest.raises(UserError, match="--eval_name="):
         Config(eval_name=name)
 
 
-@pytest.mark.parametrize("name", ["", "again", "n" * 255, "two words", "-x", "été", "a..b"])
+@pytest.mark.parametrize("name", ["n" * 255, "two words", "-x", "été", "a..b"])
 def test_plain_eval_names_are_accepted(name):
     assert Config(eval_name=name).eval_name == name
 

@@ -33,21 +33,14 @@ CLUSTER = {"worker": ["a:1", "b:1"]}
 @pytest.mark.parametrize(
     "text, message",
     [
-        *((text, "Error: ") for text in ("{cluster: 1}", "null", "[" * 100_000, "\ufeff{}")),
-        *((text, "No such job in cluster: None") for text in ("{}", "[]", '{"cluster": {}}')),
+        *((text, "Error: ") for text in ("{cluster: 1}", "null")),
         (json.dumps({"cluster": CLUSTER}), "No such job in cluster: None"),
-        ('{"task": {"type": "worker", "index": 3}}', "No such job in cluster: 'worker'"),
-        (json.dumps({"cluster": CLUSTER, "task": {"type": "worker"}}), "No task with index None"),
         (tf_config(CLUSTER, "evaluator"), "No such job in cluster: 'evaluator'"),
         (tf_config(CLUSTER, index=2), "No task with index 2 in job 'worker'"),
-        (tf_config({"worker": ["a:1"]}, index=1), "No task with index 1 in job 'worker'"),
         (tf_config(CLUSTER, index="first"), "invalid literal"),
         (tf_config({"worker": "a:1"}), "must be a list"),
-        (tf_config({"worker": ["a:1", None]}), "must be bytes or unicode"),
         (tf_config({"worker": ["a:1", "b"]}), "invalid literal"),
-        (os.fsdecode(b'{"cluster": {"worker": ["\xff:1"]}}'), "surrogates not allowed"),
         (tf_config({**CLUSTER, "ps": ["c:1"]}), "only supported jobs are chief and worker"),
-        (tf_config({**CLUSTER, "evaluator": ["c:1"]}, "evaluator"), "only supported jobs"),
     ],
 )
 def test_invalid_tf_config_gives_a_one_line_error(text, message, monkeypatch):
@@ -71,7 +64,6 @@ def test_workers_with_invalid_addresses_are_unreachable(address):
         (tf_config({"worker": ["a:1"]}), 1),
         (tf_config({"chief": ["a:1"], "worker": []}, "chief"), 1),
         (tf_config(CLUSTER, index=1), 2),
-        (tf_config(CLUSTER, index="1"), 2),
         (tf_config({"worker": ["[::1]:2222", "my_host-1.example.com.:2222"]}), 2),
         (tf_config({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, index=1), 3),
     ],
@@ -147,8 +139,6 @@ def set_variables(monkeypatch):
     "nodes, tasks_per_node, node, local_task, addresses, index",
     [
         ("node[01-03]", "1(x3)", "node02", 0, ["node01:20017", "node02:20017", "node03:20017"], 1),
-        ("node[01-03]", "1(x3)", "node01", 0, ["node01:20017", "node02:20017", "node03:20017"], 0),
-        ("a,b", "1(x2)", "b", 0, ["a:20017", "b:20017"], 1),
         ("b,a", "1(x2)", "b", 0, ["a:20017", "b:20017"], 1),
         ("a,n[1,3-4]", "1(x4)", "n3", 0, ["a:20017", "n1:20017", "n3:20017", "n4:20017"], 2),
         # Slurm starts task 0 on node9.
@@ -160,14 +150,6 @@ def set_variables(monkeypatch):
             1,
             ["n1:20034", "n1:20035", "n2:20034", "n2:20035", "n3:20034"],
             3,
-        ),
-        (
-            "n[1-3]",
-            "2(x2),1",
-            "n3",
-            0,
-            ["n1:20034", "n1:20035", "n2:20034", "n2:20035", "n3:20034"],
-            4,
         ),
         ("n[1-2]", "1,3", "n2", 2, ["n1:20051", "n2:20051", "n2:20052", "n2:20053"], 3),
     ],
@@ -182,25 +164,6 @@ def test_slurm_variables_give_the_same_cluster_as_tf_config(
     assert resolver.task_type == "worker" and workers.count_workers() == len(addresses)
     # An equal TF_CONFIG is accepted, so a process can start several runs.
     workers.use_slurm_cluster()
-
-
-def test_every_slurm_task_has_its_own_index_with_any_distribution_of_the_tasks(
-    set_variables, monkeypatch
-):
-    for tasks in (
-        [("n9", 0), ("n9", 1), ("n10", 0), ("n10", 1)],
-        [("n9", 0), ("n10", 0), ("n9", 1), ("n10", 1)],
-    ):
-        indices = []
-        for number, (node, local_task) in enumerate(tasks):
-            monkeypatch.setenv("TF_CONFIG", "")
-            set_variables(slurm_variables("n[9-10]", "2(x2)", node, local_task, 4, number))
-            workers.use_slurm_cluster()
-            resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-            indices.append(resolver.task_id)
-            address = resolver.cluster_spec().task_address("worker", resolver.task_id)
-            assert address.startswith(f"{node}:")
-        assert sorted(indices) == [0, 1, 2, 3]
 
 
 def test_slurm_jobs_of_the_same_shape_use_different_ports_below_the_ephemeral_ports(
@@ -242,23 +205,10 @@ ONE_NODE = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "2"}
             {"TF_CONFIG": tf_config(CLUSTER)},
             "--cluster=slurm: TF_CONFIG is also set. Unset TF_CONFIG",
         ),
-        (
-            {
-                "TF_CONFIG": tf_config(CLUSTER),
-                "SLURM_STEP_NUM_TASKS": "1",
-                "SLURM_STEP_NODELIST": "n1",
-                "SLURM_STEP_TASKS_PER_NODE": "1",
-            },
-            "TF_CONFIG is also set",
-        ),
         ({"SLURM_STEP_NODELIST": "n[1-2]-ib"}, "not supported .Invalid hostlist format"),
-        ({"SLURM_STEP_NODELIST": "n[1-"}, "not supported .Invalid hostlist format"),
         ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "not supported .Invalid tasks-per-node"),
         ({"SLURM_STEP_NUM_TASKS": "3"}, "not supported .Requested 3 tasks but only 2"),
-        ({"SLURM_STEP_NUM_TASKS": "many"}, "not supported .invalid literal"),
         ({**ONE_NODE, "CUDA_VISIBLE_DEVICES": "0"}, "2 tasks cannot share 1 GPUs equally. Start"),
-        ({**ONE_NODE, "CUDA_VISIBLE_DEVICES": "0,1,2"}, "2 tasks cannot share 3 GPUs equally"),
-        ({"SLURM_LOCALID": "1"}, "not supported .'n1:20018' is not in list"),
         ({"SLURMD_NODENAME": "n3"}, "not supported .'n3:20017' is not in list"),
     ],
 )
@@ -525,19 +475,6 @@ def ports_are_free(first, count):
         except OSError:
             return False
     return True
-
-
-@pytest.mark.slow
-def test_two_workers_train_on_the_same_label_subset_as_one_worker(tmp_path, float64):
-    settings = {
-        **SETTINGS,
-        "train_mode": "supervised",
-        "label_fraction": 0.5,
-        "linear_head_learning_rate": None,
-    }
-    training_worker.run({**settings, "model_dir": str(tmp_path / "one")})
-    run_workers([tmp_path / "two", tmp_path / "elsewhere"], settings)
-    assert_same_checkpoint(tmp_path / "one", tmp_path / "two", 3)
 
 
 def files_in(directory):
