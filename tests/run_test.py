@@ -424,6 +424,41 @@ def test_checkpoints_removed_during_their_evaluation_are_not_exported(
     assert {path.name for path in (directory / "saved_model").iterdir()} == {"4"}
 
 
+def test_regularization_loss_of_fine_tuning_covers_the_trained_variables(complete_run, tmp_path):
+    settings = dict(
+        train_mode="finetune",
+        checkpoint=str(complete_run[0]),
+        fine_tune_after_block=2,
+        train_steps=1,
+        optimizer="momentum",
+        weight_decay=0.01,
+        ft_proj_selector=1,
+    )
+    run(tmp_path, mode="train_then_eval", **settings)
+    trained_then_evaluated = json.loads((tmp_path / "result_1.json").read_text())[
+        "eval/regularization_loss"
+    ]
+    run(tmp_path, mode="eval", **settings, eval_name="again")
+    evaluated = json.loads((tmp_path / "again" / "result_1.json").read_text())[
+        "eval/regularization_loss"
+    ]
+    frozen = tuple(
+        f"model/resnet_model/{name}" for name in ("initial", "block_groups/0", "block_groups/1")
+    )
+    # The classifier does not use layer 1 of the projection head.
+    frozen += ("model/_projection_head/linear_layers/1/",)
+    decayed = [
+        value
+        for key, value in weights(tmp_path, 1).items()
+        if key.split("/.ATTR")[0].endswith(("/kernel", "dense/bias"))
+        and "OPTIMIZER_SLOT" not in key
+        and not key.startswith(frozen)
+    ]
+    expected = 0.01 * sum(np.sum(value.astype(np.float64) ** 2) / 2 for value in decayed)
+    assert trained_then_evaluated == pytest.approx(expected, rel=1e-5)
+    assert evaluated == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "settings, warning",
     [
