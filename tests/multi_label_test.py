@@ -11,11 +11,11 @@ import data
 import metrics
 import model as model_lib
 import objective
-import run as run_lib
 from config import Config
 from probing import logistic_regression
 from runtime.errors import UserError
 from sources import datasets
+from support import runs
 from transfer import cli, measures
 
 CLASSES = ("red", "green", "blue")
@@ -99,17 +99,7 @@ def test_multi_label_loss_and_accuracy_match_a_loop_implementation():
     assert float(accuracy) == pytest.approx(((logits > 0) == labels)[is_known].mean())
 
 
-def test_average_precision_11_matches_hand_computed_values():
-    # Precision is 1 at recall 1/3, 2/3 at recall 2/3, and 1/2 at recall 1.
-    relevant, scores = np.array([1, 0, 1, 0, 0, 1], bool), np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
-    # Interpolated precision is 1 at recall levels 0 to 0.3, 2/3 at levels 0.4 to 0.6, and 1/2 at
-    # levels 0.7 to 1.
-    expected = (4 * 1 + 3 * 2 / 3 + 4 / 2) / 11
-    assert metrics.average_precision_11(relevant, scores) == pytest.approx(expected)
-    shuffled = np.random.default_rng(0).permutation(6)
-    assert metrics.average_precision_11(relevant[shuffled], scores[shuffled]) == pytest.approx(
-        expected
-    )
+def test_average_precision_11_includes_exactly_reached_recall_levels():
     # With ten relevant examples, a recall of exactly 3/10 reaches the recall level 0.3.
     relevant = np.array([1] * 3 + [0] * 7 + [1] * 7, bool)
     assert metrics.average_precision_11(relevant, -np.arange(17)) == pytest.approx(
@@ -196,23 +186,19 @@ def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, mon
 
 @pytest.mark.parametrize("train_mode", ["pretrain", "supervised"])
 def test_multi_label_run_reports_the_mean_average_precision_of_its_predictions(
-    tiny_voc, tiny_resnet, train_mode, tmp_path, monkeypatch
+    tiny_voc, tiny_resnet, train_mode, tmp_path
 ):
-    monkeypatch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
-    config = Config(
+    runs.run(
+        tmp_path / "run",
+        given=["eval_split"],
         mode="train_then_eval",
         train_mode=train_mode,
         dataset="tiny_voc",
         data_dir=tiny_voc,
-        image_size=8,
-        resnet_depth=10,
         train_batch_size=16,
         micro_batch_size=8,
         eval_batch_size=20,
         train_steps=30,
-        num_proj_layers=2,
-        proj_out_dim=16,
-        color_jitter_strength=0.0,
         use_blur=False,
         optimizer="momentum",
         learning_rate=0.5,
@@ -220,11 +206,8 @@ def test_multi_label_run_reports_the_mean_average_precision_of_its_predictions(
         weight_decay=0.0,
         batch_norm_decay=0.5,
         save_predictions=True,
-        seed=3,
-        model_dir=str(tmp_path / "run"),
         eval_split="test",
     )
-    run_lib.main(config, given=["eval_split"])
     results = json.loads((tmp_path / "run" / "result.json").read_text())
     saved = np.load(tmp_path / "run" / "predictions_30.npz")
     assert saved["labels"].shape == saved["logits"].shape == (32, 3)
@@ -236,17 +219,9 @@ def test_multi_label_run_reports_the_mean_average_precision_of_its_predictions(
         assert mean_precision > 0.9  # The task is easy, so the precision must be high.
 
 
-def test_single_label_settings_are_rejected_for_multi_label_data(tiny_voc, tmp_path):
-    shared = dict(
-        dataset="tiny_voc",
-        data_dir=tiny_voc,
-        image_size=8,
-        train_batch_size=8,
-        train_steps=1,
-        model_dir=str(tmp_path / "run"),
-        resnet_depth=10,
-    )
-    for settings, message in (
+@pytest.mark.parametrize(
+    "settings, message",
+    [
         (
             dict(mode="train_then_eval", eval_protocol="knn", eval_split="test"),
             "--eval_protocol=knn: .* one label per example, but tiny_voc has multiple",
@@ -255,6 +230,17 @@ def test_single_label_settings_are_rejected_for_multi_label_data(tiny_voc, tmp_p
             dict(train_mode="supervised", label_fraction=0.5),
             "--label_fraction=0.5: tiny_voc has multiple labels per example",
         ),
-    ):
-        with pytest.raises(UserError, match=message):
-            run_lib.main(Config(**shared, **settings), ["eval_split"])
+    ],
+)
+def test_single_label_settings_are_rejected_for_multi_label_data(
+    settings, message, tiny_voc, tmp_path
+):
+    with pytest.raises(UserError, match=message):
+        runs.run(
+            tmp_path,
+            ["eval_split"],
+            dataset="tiny_voc",
+            data_dir=tiny_voc,
+            train_steps=1,
+            **settings,
+        )

