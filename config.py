@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
 import re
 import shlex
 import typing
@@ -82,7 +81,6 @@ SECTIONS = {
     "Hardware": "use_tpu",
 }
 
-_MAX_NAME_BYTES = 255  # Common file systems limit the length of file names.
 # Settings that `--help` shows first.
 MAIN_SETTINGS = (
     "mode",
@@ -96,9 +94,10 @@ MAIN_SETTINGS = (
     "train_batch_size",
     "train_epochs",
 )
-# These names are reserved in a model_dir and must not be used for --eval_name.
-_RESERVED_NAME = re.compile(
-    r"best|train|saved_model|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log)"
+# Names for --eval_name, except those of a run's own files.
+_EVAL_NAME = re.compile(
+    r"(?!(best|train|saved_model|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log))$)"
+    r"\w[\w .-]{0,62}"
 )
 
 
@@ -1082,17 +1081,9 @@ _CONTRADICTIONS = (
     ),
     (
         "eval_name",
-        lambda config: (
-            config.eval_name
-            and (
-                _RESERVED_NAME.fullmatch(config.eval_name)
-                or check_path("eval_name", config.eval_name).startswith((".", "/", "~"))
-                or "/" in config.eval_name
-                or len(os.fsencode(config.eval_name)) > _MAX_NAME_BYTES
-            )
-        ),
+        lambda config: config.eval_name and not _EVAL_NAME.fullmatch(config.eval_name),
         "the value is not a valid name for a sub-folder, or is reserved for the run's files. Use a"
-        " name without / that does not start with . or ~.",
+        " name of at most 63 letters, digits, spaces, dots, hyphens and underscores.",
     ),
     (
         "cluster",
