@@ -569,7 +569,7 @@ def preprocess_image(
         the evaluation crop.
       color_jitter_strength: color distortion strength; 0 disables color distortion.
       test_crop: see `crop` in `preprocess_for_eval`.
-      seed: int tensor [2], required if `is_training`.
+      seed: int [2], a list or a tensor, required if `is_training`.
       brightness: multiplicative or additive.
 
     Returns:
@@ -579,5 +579,6 @@ def preprocess_image(
         raise ValueError(f"height={height}, width={width}: the output must be square")
     image = tf.convert_to_tensor(image)
     if is_training:
-        return apply_policy(image, simclr_policy(color_jitter_strength, brightness), seed, height)
+        policy = simclr_policy(color_jitter_strength, brightness)
+        return apply_policy(image, policy, tf.convert_to_tensor(seed), height)
     return preprocess_for_eval(tf.image.convert_image_dtype(image, tf.float32), height, test_crop)

@@ -11,8 +11,7 @@ paper, g(h) has the same number of dimensions as h (--num_proj_layers=2 --proj_o
 
 For each probe, the --out file contains three accuracies: `h` is the accuracy on h, `z` is the
 accuracy on z = g(h), and `majority_baseline` is the accuracy of always predicting the most frequent
-class. Earlier versions used the key `guess` for `majority_baseline`, and `colour` for the color
-probe.
+class.
 """
 
 from __future__ import annotations
