@@ -1,10 +1,9 @@
 """SimCLR's image operators and its augmentation policy (paper, Appendix A).
 
 Images are float tensors, nominally in [0, 1]. A single image has the shape [height, width, 3].
-Operators with per-image
-parameters take channels instead: three tensors [n, height, width] for red, green and blue.
-Arithmetic on channels is faster than on interleaved colors, and batching amortizes the overhead of
-each operation.
+Operators with per-image parameters take channels instead: three tensors [n, height, width] for red,
+green and blue. Arithmetic on channels is faster than on interleaved colors, and batching amortizes
+the overhead of each operation.
 
 Random operators take `seed`, an integer tensor [2], or `seeds` [n, 2] for n images. They are
 stateless: equal seeds give equal results, in eager mode and in `tf.data`, regardless of the other
@@ -24,7 +23,7 @@ from runtime import rng
 
 # Fraction of the shorter side that the evaluation crop covers (224 of 256).
 CROP_PROPORTION = 0.875
-# As in the original, areas below 10 % are rejected.
+# As in the original, areas below 10 % are rejected if the minimum is the default of 8 %.
 _ORIGINAL_MIN_AREA, _ORIGINAL_MIN_COVERED = 0.08, 0.1
 _EPSILON = 1e-12  # Avoids division by 0; far smaller than any difference between color values.
 
@@ -97,7 +96,7 @@ def resize_window(
 
 
 def flip_horizontally(channels: list[tf.Tensor], seeds: tf.Tensor | None = None) -> list[tf.Tensor]:
-    """Flips images horizontally. `seeds` is unused."""
+    """Flips images horizontally. `seeds` is ignored."""
     del seeds
     return [tf.reverse(channel, [2]) for channel in channels]
 
@@ -206,8 +205,8 @@ def select_per_image(
 # ---------------------------------------------------------------------------------------------------------- color
 
 
-# Each function below takes channels and an amount, which is either a scalar or a tensor [n, 1, 1]
-# with one value per image. The returned channels are not clipped.
+# The functions `adjust_...` and `shift_...` take channels and an amount, which is either a scalar or a
+# tensor [n, 1, 1] with one value per image. The returned channels are not clipped.
 
 
 def adjust_brightness(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
@@ -260,7 +259,7 @@ def adjust_hue(channels: list[tf.Tensor], turns: tf.Tensor) -> list[tf.Tensor]:
 
 
 def to_grayscale(channels: list[tf.Tensor], seeds: tf.Tensor | None = None) -> list[tf.Tensor]:
-    """Replaces each channel with the luminance (BT.601). `seeds` is unused."""
+    """Replaces each channel with the luminance (BT.601). `seeds` is ignored."""
     del seeds
     red, green, blue = channels
     return [0.2989 * red + 0.5870 * green + 0.1140 * blue] * 3
@@ -385,7 +384,8 @@ def batch_random_blur(
     Args:
       images: [n, h, w, c] in [0, 1].
       seed: int tensor [2].
-      height: image height in pixels; the kernel size is a tenth of it.
+      height: image height in pixels; the kernel size is a tenth of it, so images with fewer than 20
+        pixels are not blurred.
       probability: probability of blurring an image.
       first_row: position of `images[0]` in the global batch, which makes results independent of the
         number of replicas.
@@ -429,7 +429,7 @@ class Policy:
     Attributes:
       area_range: range of the crop's area, as a fraction of the image's area.
       operators: operators to apply to the crop, in this order.
-      switch: function that applies an operator to a subset of the images: `switch_per_image` or
+      switch: function that applies one of several functions to each image: `switch_per_image` or
         `select_per_image`.
     """
 
@@ -464,7 +464,7 @@ def simclr_policy(
 def color_distortion(
     strength: float, brightness: str, switch: Callable = switch_per_image
 ) -> tuple[Operator, Operator]:
-    """Returns the color distortion: jitter with probability 0.8, grayscale with probability 0.2 (paper, Appendix A)."""
+    """Returns the color distortion: jitter (probability 0.8) and grayscale, the paper's color drop (0.2; Appendix A)."""
     jitter = functools.partial(
         color_jitter, strength=strength, brightness=brightness, switch=switch
     )

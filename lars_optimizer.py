@@ -45,9 +45,10 @@ def lars_update(
     With g = grad + weight_decay * param, trust ratio r, learning rate lr, momentum m and velocity
     v:
 
-      classic momentum:  v' = m v + r(g) lr g;   param' = param - (m v' + r(g) lr g  if Nesterov
-      else  v') popular momentum:  v' = m v + g;  u = (m v' + g  if Nesterov else  v');  param' =
-      param - r(u) lr u
+      classic momentum:  v' = m v + r(g) lr g
+                         param' = param - v'            (Nesterov: param - (m v' + r(g) lr g))
+      popular momentum:  v' = m v + g
+                         param' = param - r(u) lr u     with u = v'  (Nesterov: u = m v' + g)
 
     Args:
       param: value of the variable, of any shape.

@@ -68,7 +68,11 @@ class LinearLayer(keras.layers.Layer):
 
 
 class ProjectionHead(keras.layers.Layer):
-    """The projection head g: the identity, a linear layer, or an MLP with ReLU (paper, 4.2)."""
+    """The projection head g: the identity, a linear layer, or an MLP with ReLU (paper, 4.2).
+
+    Each layer has batch norm. The paper's MLP has two layers; the default of three is that of the
+    original TF2 release (SimCLR v2).
+    """
 
     def __init__(
         self,
@@ -159,8 +163,8 @@ class Model(keras.Model):
           training: whether batch norm uses batch statistics.
 
         Returns:
-          A dict with the encoder's endpoints (see `resnet.ResNet.call`), `proj_head_input` (h,
-          [n, c]), `proj_head_output` (z, [n, out_dim]) and, with a linear head, `logits_sup`
+          A dict with the encoder's endpoints (see `resnet.ResNet.call`), `proj_head_input` (h, [n, c],
+          the same as `final_avg_pool`), `proj_head_output` (z, [n, out_dim]) and, with a linear head, `logits_sup`
           [n, num_classes]. In pretraining, no gradient flows from the linear head into the encoder.
         """
         endpoints = self.resnet_model(inputs, training=training)
@@ -236,7 +240,7 @@ def build_model(config: Config, num_classes: int | None) -> Model:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Numbers of training steps.
+    """The length of a run and its intervals, in steps.
 
     Attributes:
       train: total number of steps.
@@ -261,12 +265,12 @@ class Steps:
 def get_train_steps(
     num_examples: int, train_steps: int, train_epochs: int, train_batch_size: int
 ) -> int:
-    """Returns `train_steps` if positive, or else the number of steps in `train_epochs`, rounded as in the original."""
+    """Returns `train_steps` if positive, or else floor(num_examples * train_epochs / batch) + 1, as in the original."""
     return train_steps or num_examples * train_epochs // train_batch_size + 1
 
 
 def get_warmup_steps(num_examples: int, warmup_epochs: float, train_batch_size: int) -> int:
-    """Returns the number of warm-up steps, rounded as in the original."""
+    """Returns the number of warm-up steps, rounded down, as in the original."""
     return int(round(warmup_epochs * num_examples // train_batch_size))
 
 
@@ -309,7 +313,7 @@ def warmup_and_cosine(
 
 
 class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """Learning-rate schedule based on `warmup_and_cosine`, with lengths given in epochs."""
+    """Learning-rate schedule based on `warmup_and_cosine`, with lengths in epochs (or the total in steps)."""
 
     def __init__(
         self,

@@ -23,9 +23,9 @@ def add_contrastive_loss(
     positive pair, and the other 2N - 2 rows across all replicas are their negatives. The loss for a
     positive pair (i, j) is
 
-        l(i, j) = -log( exp(sim(z_i, z_j) / t) / sum over k != i of exp(sim(z_i, z_k) / t) ),
+        l(i, j) = -log( exp(sim(z_i, z_j) / tau) / sum over k != i of exp(sim(z_i, z_k) / tau) ),
 
-    where t is the temperature. As in the original, the loss for an image is the *sum* l(i, j) +
+    where tau is the temperature. As in the original, the loss for an image is the *sum* l(i, j) +
     l(j, i), so the result is twice the mean in the paper's Algorithm 1. Published learning rates
     are tuned for this scale.
 
@@ -108,7 +108,7 @@ def add_multi_label_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.reduce_sum(tf.where(labels >= 0, losses, tf.zeros_like(losses)), 1))
 
 
-# ------------------------------------------------------------------------------------- the other losses of Table 2
+# ------------------------------------------------------------------------------------- the losses of Table 2
 
 # For n anchor views u, each function takes the similarities [n] to their positives v+, the
 # similarities [n, columns] to candidate negatives v-, and a bool mask [n, columns] that selects the

@@ -1,21 +1,22 @@
 """SimCLR as a composition of views, network and losses.
 
-This is the only module that knows the parts of a training step. The left column is Algorithm 1 of
-the paper (Chen et al. 2020), for a batch of N images x_k:
+This module composes the parts of a training step. The left column is Algorithm 1 of the paper
+(Chen et al. 2020), for a batch of N images x_k:
 
-    for all k: draw augmentations t, t'             `data` crops, and `views` augments the rest
-        x~_{2k-1} = t(x_k),  x~_{2k} = t'(x_k)      `views` returns [all t(x_k), all t'(x_k)]
+    for all k: draw augmentations t, t'             `data` crops, flips and distorts color
+        x~_{2k-1} = t(x_k),  x~_{2k} = t'(x_k)      `views` blurs: [all t(x_k), all t'(x_k)]
         h = f(x~),  z = g(h)                        `per_image`: `model.Model` computes h and z
     for all i, j: s_ij = <z_i, z_j> / |z_i| |z_j|   `over_batch`: `objective.add_contrastive_loss`
-        l(i, j) = -log(exp(s_ij / t) / sum_{k != i} exp(s_ik / t))
+        l(i, j) = -log(exp(s_ij / tau) / sum over m != i of exp(s_im / tau))
     L = mean of l(2k-1, 2k) + l(2k, 2k-1)           twice the paper's L, as in the original
     update f and g to minimize L                    `train.TrainStep`
-    return f, throw away g                          `export`
+    return f, throw away g                          `export`: h is the output `final_avg_pool`
 
 The plain training step calls `per_image` and `over_batch` once. `large_batch.micro_batches` calls
-`per_image` once per micro-batch and pass, and `over_batch` between both passes. Both functions
-return terms, which add up to the loss, and metrics, which are only reported. To add a term or a
-metric, add an item to one of these dicts: the training loop logs all of them.
+`per_image` once per micro-batch and pass, and `over_batch` between the two passes. Both functions
+return terms of the loss, to which `train.TrainStep.update` adds the weight decay, and metrics, which
+are only reported. To add a term or a metric, add an item to one of these dicts: the training loop
+logs all of them.
 """
 
 from __future__ import annotations
@@ -129,16 +130,17 @@ def over_batch(
     Call the function in replica context.
 
     Args:
-      h: this replica's representations [2n, c], all first views before all second views.
-      z: this replica's projections [2n, d], in the same order.
-      labels: this replica's labels, as in `per_image`, for losses that need them.
+      h: this replica's representations [V n, c], all first views before all second views. For losses
+        and metrics that need them; those below do not.
+      z: this replica's projections [V n, d], in the same order.
+      labels: this replica's labels, as in `per_image`; also only for other losses.
       config: settings.
       strategy: the strategy whose replicas share the batch, or None.
 
     Returns:
-      terms: terms of the loss, as scalars; empty except in pretraining.
+      terms: terms of the loss, as scalars.
       metrics: other scalars, without gradients: `contrast_acc`, `contrast_entropy` and
-        `embedding_std`.
+        `embedding_std`. Both dicts are empty except in pretraining.
     """
     del h, labels
     if not config.pretraining:

@@ -2,9 +2,8 @@
 
 The checkpoint of step N is complete if its directory contains `ckpt-N.index` and all files
 `ckpt-N.data-<i>-of-<n>`. TensorFlow writes the index last, and creates it before it fills it, so an
-empty index does not count. Files are listed and deleted by exact
-name. This module also writes the `checkpoint` file for TensorFlow's functions, but never reads it
-itself.
+empty index does not count. Files are listed and deleted by exact name. This module also writes the
+`checkpoint` file for TensorFlow's functions, but never reads it itself.
 """
 
 from __future__ import annotations
