@@ -464,7 +464,7 @@ def simclr_policy(
 def color_distortion(
     strength: float, brightness: str, switch: Callable = switch_per_image
 ) -> tuple[Operator, Operator]:
-    """Returns the color distortion: jitter (probability 0.8) and grayscale, the paper's color drop (0.2; Appendix A)."""
+    """Returns the color distortion: jitter (probability 0.8) and grayscale, the paper's color drop (0.2; App. A)."""
     jitter = functools.partial(
         color_jitter, strength=strength, brightness=brightness, switch=switch
     )
