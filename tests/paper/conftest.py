@@ -5,6 +5,18 @@ import tensorflow as tf
 
 import model as model_lib
 from config import Config
+from paper import tables
+
+
+@pytest.fixture
+def program(tmp_path, capsys):
+    """Returns a function that calls `paper.tables` with results in `tmp_path`, and returns what it prints."""
+
+    def call(*arguments):
+        tables.main([*arguments, f"--dir={tmp_path}"])
+        return capsys.readouterr().out
+
+    return call
 
 
 @pytest.fixture

@@ -198,11 +198,10 @@ def test_different_numbers_of_seeds_and_diverged_seeds_are_stated(tmp_path):
     assert "| without | 2 | 63.4 | 39.0 | -1.0 | -1.1 | yes | diverged with seed 2 |" in lines
 
 
-def test_findings_are_listed_with_intervals_and_results(tmp_path, capsys):
+def test_findings_are_listed_with_intervals_and_results(tmp_path, program):
     finish_seeds(tmp_path, "flip", {"with": [0.46, 0.45, 0.47], "without": [0.44, 0.43, 0.449]})
     finish_seeds(tmp_path, "temperature", {"l2 norm, 0.1": [0.41], "l2 norm, 1": [0.4]})
-    tables.main(["report", "flip", "temperature", "losses", f"--dir={tmp_path}"])
-    printed = capsys.readouterr().out
+    printed = program("report", "flip", "temperature", "losses")
     # For two runs, the standard deviation of the noise is that of the differences (0.058), divided
     # by the square root of 2, and half the width of the interval is 4.30 x 0.058 / sqrt(3) = 0.14.
     assert (
@@ -223,16 +222,15 @@ def test_findings_are_listed_with_intervals_and_results(tmp_path, capsys):
     )
     texts = Page(tmp_path / "small" / "report.html").texts
     assert {"+1.9 to +2.2", "shows", "one seed"} <= set(texts) and texts.count("flips help") == 2
-    tables.main(["report", "flip", "losses", f"--dir={tmp_path}"])
-    assert "### Findings" not in capsys.readouterr().out
+    assert "### Findings" not in program("report", "flip", "losses")
 
 
-def test_the_documents_agree_with_the_recorded_results(tmp_path):
+def test_the_documents_agree_with_the_recorded_results(tmp_path, program):
     recorded = ROOT / "docs" / "tables" / "small"
     (tmp_path / "small").mkdir()
     for path in recorded.glob("*.jsonl"):
         shutil.copy(path, tmp_path / "small")
-    tables.main(["report", "1", "4", "5", "pairs", "heads", "batches", f"--dir={tmp_path}"])
+    program("report", "1", "4", "5", "pairs", "heads", "batches")
     text = (tmp_path / "small" / "report.md").read_text()
     assert text == (recorded / "report.md").read_text()
     _, overview = text.split("\n### Findings\n\n")
@@ -319,7 +317,7 @@ def test_plotted_columns_are_the_settings_at_each_scale(scale, settings, epochs,
     assert (row["network"], row["group"]) == ("ResNet-18 (1x)", f"supervised, {epochs} epochs")
 
 
-def test_runs_with_different_learning_rates_are_averaged(tmp_path, capsys):
+def test_runs_with_different_learning_rates_are_averaged(tmp_path, program):
     accuracies = {0.5: 0.9, 1.0: 0.93, 1.5: 0.915}
     runs = {f"batch 512, 300 epochs, rate {rate}": [value] for rate, value in accuracies.items()}
     runs |= {
@@ -331,12 +329,12 @@ def test_runs_with_different_learning_rates_are_averaged(tmp_path, capsys):
     assert first["standard deviation"] == pytest.approx(statistics.stdev(accuracies.values()))
     assert (first["batch_size"], first["runs"], first["mean"]) == (512, 3, pytest.approx(0.915))
     assert (second["batch_size"], second["runs"], second["mean"]) == (1024, 1, pytest.approx(0.8))
-    tables.main(["report", "cifar_batches", "--scale=paper", f"--dir={tmp_path}"])
+    printed = program("report", "cifar_batches", "--scale=paper")
     assert (
         "Mean and standard deviation over runs:\n\n| temperature | batch size | epochs | training |"
         " runs | mean | standard deviation |\n| --- | --- | --- | --- | --- | --- | --- |\n| 0.5 |"
         " 512 | 300 | up to 300 epochs | 3 | 91.5 | 1.5 |\n| 0.5 | 1024 | 300 | up to 300 epochs |"
-        " 1 | 80.0 |  |\n" in capsys.readouterr().out
+        " 1 | 80.0 |  |\n" in printed
     )
 
 
@@ -417,11 +415,11 @@ class Page(html.parser.HTMLParser):
         return [value for attribute, value in self.attributes if attribute == name]
 
 
-def test_the_html_page_shows_the_same_as_the_markdown_file(tmp_path, capsys):
+def test_the_html_page_shows_the_same_as_the_markdown_file(tmp_path, program):
     finish_transfer_runs(tmp_path, (0.6, 0.9, 0.89))
     accuracies = dict.fromkeys(("1/8", "1/4", "1/2", "1", "1 + blur"), [0.5])
     finish_seeds(tmp_path, "color", accuracies)
-    tables.main(["report", "1", "flip", "transfer", "designs", f"--dir={tmp_path}"])
+    printed = program("report", "1", "flip", "transfer", "designs")
     folder = tmp_path / "small"
     page = Page(folder / "report.html")
     text, links = " ".join(page.texts), page.values("href")
@@ -435,6 +433,6 @@ def test_the_html_page_shows_the_same_as_the_markdown_file(tmp_path, capsys):
     for image in page.values("src"):
         assert xml.etree.ElementTree.parse(folder / image).getroot().tag.endswith("svg")
     markdown = (folder / "report.md").read_text()
-    assert markdown.strip() in capsys.readouterr().out
+    assert markdown.strip() in printed
     assert "| 1/8 | 59.6 | +0.0 | -3.6 | no |" in markdown
     assert "![accuracies](color.svg)" in markdown

@@ -85,35 +85,34 @@ def calls(monkeypatch):
     return commands
 
 
-def test_finished_runs_are_not_repeated(calls, tmp_path, capsys):
-    command = ["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"]
-    tables.main(command)
+def test_finished_runs_are_not_repeated(calls, tmp_path, program):
+    command = ["run", "flip", "--flags=--data_dir='a b'"]
+    printed = program(*command)
     assert len(calls) == 2 and "--data_dir=a b" in calls[0] and "--norandom_flip" in calls[1]
     directory = directory_of(tmp_path, "flip", "without")
-    assert re.search(f"2/2  flip, without: 0.5200 .*, {directory.name}", capsys.readouterr().out)
-    tables.main(command)
+    assert re.search(f"2/2  flip, without: 0.5200 .*, {directory.name}", printed)
+    program(*command)
     assert len(calls) == 2
     (directory / "record.json").unlink()  # Simulates an interrupted run.
-    tables.main(command)
+    program(*command)
     assert calls[2] == calls[1]
 
 
-def test_identical_runs_are_shared_between_studies(calls, tmp_path, capsys):
-    tables.main(["run", "color", f"--dir={tmp_path}"])
+def test_identical_runs_are_shared_between_studies(calls, program):
+    assert "color, 1/2: 0.5300" in program("run", "color")
     assert len(calls) == 6
     # The run with flips is identical to the third run of the color study.
-    tables.main(["run", "flip", f"--dir={tmp_path}"])
+    assert "flip, with: 0.5300" in program("run", "flip")
     assert len(calls) == 7 and "--norandom_flip" in calls[6]
-    printed = capsys.readouterr().out
-    assert "color, 1/2: 0.5300" in printed and "flip, with: 0.5300" in printed
 
 
 def test_every_run_is_executed_with_each_seed_and_starts_from_the_run_with_the_same_seed(
-    calls, tmp_path, capsys
+    calls, tmp_path, program
 ):
-    tables.main(["run", "few_labels", f"--dir={tmp_path}"])
+    program("run", "few_labels")
     assert len(calls) == 6  # Two networks are pretrained. Each is fine-tuned twice.
-    tables.main(["run", "few_labels", f"--dir={tmp_path}", "--seeds=3"])
+    printed = program("run", "few_labels", "--seeds=3")
+    assert "12/12  few_labels, ResNet-50 (2x), 10 %, seed 3: 0." in printed
     assert len(calls) == 18
     for index, seed in ((6, 2), (12, 3)):
         assert all(f"--seed={seed}" in call for call in calls[index : index + 6])
@@ -124,12 +123,10 @@ def test_every_run_is_executed_with_each_seed_and_starts_from_the_run_with_the_s
         f"--checkpoint={directory_of(tmp_path, 'linear', f'ResNet-50 ({width}x)', 3)}"
         for width in (1, 2)
     }
-    printed = capsys.readouterr().out
-    assert "12/12  few_labels, ResNet-50 (2x), 10 %, seed 3: 0." in printed
 
 
-def test_transfer_starts_from_weights_pretrained_with_the_same_seed(calls, tmp_path):
-    tables.main(["run", "transfer", f"--dir={tmp_path}", "--seeds=2"])
+def test_transfer_starts_from_weights_pretrained_with_the_same_seed(calls, tmp_path, program):
+    program("run", "transfer", "--seeds=2")
     start, *transfers = calls[4:]
     assert "--seed=2" in start and len(transfers) == 3
     for call in transfers:
@@ -138,8 +135,8 @@ def test_transfer_starts_from_weights_pretrained_with_the_same_seed(calls, tmp_p
 
 
 @pytest.mark.parametrize("only, seeds", [("flip/with", {1, 2}), ("flip/with_seed_2", {2})])
-def test_only_flag_selects_all_seeds_or_one_seed_of_a_run(only, seeds, calls, tmp_path):
-    tables.main(["run", "flip", f"--dir={tmp_path}", "--seeds=2", f"--only={only}"])
+def test_only_flag_selects_all_seeds_or_one_seed_of_a_run(only, seeds, calls, tmp_path, program):
+    program("run", "flip", "--seeds=2", f"--only={only}")
     assert {path.parent for path in tmp_path.rglob("record.json")} == {
         directory_of(tmp_path, "flip", "with", seed) for seed in seeds
     }
@@ -200,21 +197,18 @@ def test_transfer_receives_its_own_flags_and_forwards_the_others_to_training():
 
 
 def test_flags_without_effect_on_results_may_change_and_others_have_other_directories(
-    calls, tmp_path, capsys
+    calls, program
 ):
-    for flags in ("--data_dir=a", "--data_dir=b --checkpoint_epochs=1"):
-        tables.main(["run", "flip", f"--dir={tmp_path}", f"--flags={flags}"])
+    program("run", "flip", "--flags=--data_dir=a")
+    program("run", "flip", "--flags=--data_dir=b --checkpoint_epochs=1")
     assert len(calls) == 2
-    tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--train_epochs=3"])
+    program("run", "flip", "--flags=--train_epochs=3")
     assert len(calls) == 4
     for flags, text in (("", "2 runs"), ("--train_epochs=3", "2 runs"), ("--seed=2", "Not run")):
-        tables.main(["report", "flip", f"--dir={tmp_path}", f"--flags={flags}"])
-        assert text in capsys.readouterr().out
+        assert text in program("report", "flip", f"--flags={flags}")
 
 
-def test_diverged_runs_are_not_retried_and_dependent_runs_are_skipped(
-    calls, tmp_path, capsys, monkeypatch
-):
+def test_diverged_runs_are_not_retried_and_dependent_runs_are_skipped(calls, program, monkeypatch):
     call = runner._call
 
     def diverging(command, directory, descriptors):
@@ -223,15 +217,12 @@ def test_diverged_runs_are_not_retried_and_dependent_runs_are_skipped(
             raise JobFailed(f"{directory}: the run exited with status 3", TrainingDiverged.status)
 
     monkeypatch.setattr(runner, "_call", diverging)
-    tables.main(["run", "few_labels", f"--dir={tmp_path}"])
+    printed = program("run", "few_labels")
     assert len(calls) == 4  # Both networks are pretrained, and the first is fine-tuned twice.
-    printed = capsys.readouterr().out
-    assert (
-        "few_labels, ResNet-50 (2x), 1 %: diverged" in printed
-        and "few_labels, ResNet-50 (1x), 1 %: 0.5" in printed
-    )
-    tables.main(["run", "linear", "few_labels", f"--dir={tmp_path}"])
-    assert len(calls) == 4 and "linear, ResNet-50 (2x): diverged" in capsys.readouterr().out
+    assert "few_labels, ResNet-50 (2x), 1 %: diverged" in printed
+    assert "few_labels, ResNet-50 (1x), 1 %: 0.5" in printed
+    assert "linear, ResNet-50 (2x): diverged" in program("run", "linear", "few_labels")
+    assert len(calls) == 4
 
 
 @pytest.mark.parametrize("status", [-9, 1, 2])
@@ -298,19 +289,14 @@ def test_the_version_is_unknown_without_git(monkeypatch):
 def test_recorded_seconds_include_all_attempts(calls, tmp_path, monkeypatch):
     clock = iter([10.0, 30.0])
     monkeypatch.setattr(records.progress, "stopwatch", lambda: lambda: next(clock))
-    executor, run, call = (
-        Runner(str(tmp_path), "small"),
-        studies.find_run(("flip", "with")),
-        runner._call,
-    )
+    executor, run = Runner(str(tmp_path), "small"), studies.find_run(("flip", "with"))
 
     def fail(*_):
         raise UserError("disk full")
 
-    monkeypatch.setattr(runner, "_call", fail)
-    with pytest.raises(UserError):
+    with monkeypatch.context() as patch, pytest.raises(UserError):
+        patch.setattr(runner, "_call", fail)
         executor.run("flip", run)
-    monkeypatch.setattr(runner, "_call", call)
     assert executor.run("flip", run).seconds == 40.0
 
 
@@ -332,10 +318,9 @@ def test_probes_use_the_trained_network_and_its_data_set(calls, tmp_path):
     assert executor.directory(run) != executor.directory(dataclasses.replace(run, probe=None))
 
 
-def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path, capsys):
-    tables.main(["run", "color", f"--dir={tmp_path}"])
-    tables.main(["report", "color", "losses", f"--dir={tmp_path}"])
-    printed = capsys.readouterr().out
+def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path, program):
+    program("run", "color")
+    printed = program("report", "color", "losses")
     assert "### Strength of color distortion, contrastive (Table 1)" in printed
     assert "Columns with the same value in all rows are omitted: minutes = 0.0." in printed
     assert (
@@ -349,8 +334,7 @@ def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path
         rows = list(csv.DictReader(file))
     assert len(rows) == 6 and rows[0]["run"] == "1/8" and float(rows[0]["accuracy"]) == 0.51
     assert not (tmp_path / "small" / "losses.csv").exists()
-    tables.main(["report", "color", "--scale=paper", f"--dir={tmp_path}"])
-    assert "Not run." in capsys.readouterr().out
+    assert "Not run." in program("report", "color", "--scale=paper")
 
 
 @pytest.mark.parametrize(
@@ -365,13 +349,10 @@ def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path
         ("linear", "methods"),
     ],
 )
-def test_figures_can_be_drawn_from_report_csv_files(study, figure, calls, tmp_path, capsys):
-    tables.main(["run", study, f"--dir={tmp_path}"])
-    tables.main(["report", study, f"--dir={tmp_path}"])
-    row_with_changed_flags = (
-        "| sqrt 2048, 400 epochs | train_batch_size 256, train_epochs 8 | 67.9 |"
-    )
-    assert (row_with_changed_flags in capsys.readouterr().out) == (study == "batches")
+def test_figures_can_be_drawn_from_report_csv_files(study, figure, calls, tmp_path, program):
+    program("run", study)
+    row = "| sqrt 2048, 400 epochs | train_batch_size 256, train_epochs 8 | 67.9 |"
+    assert (row in program("report", study)) == (study == "batches")  # It has changed flags.
     name, *options = figure.split()
     figures.main([name, *options, f"--csv={tmp_path / 'small' / study}.csv", f"--out={tmp_path}"])
     assert (tmp_path / f"{name}.png").stat().st_size > 5000
@@ -400,11 +381,10 @@ def test_sigterm_is_forwarded_and_the_caller_waits_for_the_run_to_stop(status, t
     assert log.read_text() == "training\nsaved\n"
 
 
-def test_missing_accuracies_are_logged(calls, tmp_path, capsys, monkeypatch):
-    tables.main(["run", "flip", f"--dir={tmp_path}"])
+def test_missing_accuracies_are_logged(calls, program, monkeypatch):
+    program("run", "flip")
     monkeypatch.setattr(runner, "LBFGS", "eval/other")  # Simulates a run with --eval_protocol=knn.
-    tables.main(["run", "flip", f"--dir={tmp_path}"])
-    assert "flip, with: no accuracy" in capsys.readouterr().out
+    assert "flip, with: no accuracy" in program("run", "flip")
 
 
 # ------------------------------------------------------------------------------------------------- several processes
@@ -465,7 +445,7 @@ def lock(base, *key):
 
 
 def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(
-    calls, tmp_path, monkeypatch, capsys
+    calls, tmp_path, monkeypatch, program
 ):
     # The run with flips has the same settings as the locked run.
     directory = directory_of(tmp_path, "color", "1/2")
@@ -484,8 +464,7 @@ def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(
         other.communicate()
 
     monkeypatch.setattr(runner.time, "sleep", kill)
-    tables.main(["run", "flip", f"--dir={tmp_path}"])
-    lines = capsys.readouterr().out.splitlines()
+    lines = program("run", "flip").splitlines()
     assert f"postponed flip, with: flip, with is in progress in process {other.pid} on " in lines[0]
     assert [line.split(" (")[0] for line in lines[1:]] == [
         "1/2  flip, without: 0.5100",
@@ -516,7 +495,7 @@ with Lock({str(tmp_path)!r}, "--dir", "run.lock") as lock:
         assert lock.descriptors
 
 
-def test_runs_wait_for_the_run_that_they_start_from(calls, tmp_path, monkeypatch, capsys):
+def test_runs_wait_for_the_run_that_they_start_from(calls, tmp_path, monkeypatch, program):
     key = ("linear", "ResNet-50 (2x)")
     with lock(tmp_path, *key) as held:
         directory = directory_of(tmp_path, *key)
@@ -527,9 +506,9 @@ def test_runs_wait_for_the_run_that_they_start_from(calls, tmp_path, monkeypatch
             held.__exit__()
 
         monkeypatch.setattr(runner.time, "sleep", finish_run)
-        tables.main(["run", "few_labels", f"--dir={tmp_path}"])
+        printed = program("run", "few_labels")
     message = "few_labels, ResNet-50 (2x), 1 %: linear, ResNet-50 (2x) is in progress in process "
-    assert f"postponed {message}" in capsys.readouterr().out
+    assert f"postponed {message}" in printed
     # The locked run is not executed, and the two runs that start from it are the last ones.
     starts = [f"--checkpoint={directory}" in call for call in calls]
     assert starts == [False, False, False, True, True]
@@ -537,7 +516,7 @@ def test_runs_wait_for_the_run_that_they_start_from(calls, tmp_path, monkeypatch
 
 
 def test_a_run_is_not_repeated_if_another_process_finishes_it_before_the_lock(
-    calls, tmp_path, monkeypatch
+    calls, tmp_path, monkeypatch, program
 ):
     class LateLock(Lock):
         def __init__(self, *arguments):
@@ -547,7 +526,7 @@ def test_a_run_is_not_repeated_if_another_process_finishes_it_before_the_lock(
             super().__init__(*arguments)
 
     monkeypatch.setattr(runner, "Lock", LateLock)
-    tables.main(["run", "--only=flip/with", f"--dir={tmp_path}"])
+    program("run", "--only=flip/with")
     assert len(calls) == 1
 
 
@@ -563,10 +542,9 @@ def test_waiting_for_other_processes_can_be_stopped(calls, tmp_path, monkeypatch
     assert len(calls) == 1 and "--norandom_flip" in calls[0]
 
 
-def test_printed_runner_commands_execute_all_runs_and_store_their_results(calls, tmp_path, capsys):
-    flags = ["--scale=small", "--seeds=2", f"--dir={tmp_path}", "--flags=--data_dir='a b'"]
-    tables.main(["commands", "flip", "few_labels", "--runner", *flags])
-    lines = capsys.readouterr().out.splitlines()
+def test_printed_runner_commands_execute_all_runs_and_store_their_results(calls, tmp_path, program):
+    flags = ["--scale=small", "--seeds=2", "--flags=--data_dir='a b'"]
+    lines = program("commands", "flip", "few_labels", "--runner", *flags).splitlines()
     commands = [shlex.split(line) for line in lines if not line.startswith("#")]
     for count, command in enumerate(commands, 1):
         assert command[:3] == ["python", "-m", "paper.tables"]
