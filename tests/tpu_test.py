@@ -98,15 +98,7 @@ def test_a_tpu_vm_uses_its_local_tpu_without_a_network_connection(monkeypatch):
     assert tpu.arguments["tpu"] == "local"
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        "TPUClusterResolver",
-        "experimental_connect_to_cluster",
-        "initialize_tpu_system",
-        "TPUStrategy",
-    ],
-)
+@pytest.mark.parametrize("step", ["TPUClusterResolver", "initialize_tpu_system", "TPUStrategy"])
 def test_an_unreachable_tpu_gives_a_one_line_error(step, monkeypatch, server):
     FakeTpu(monkeypatch, address_of(server), step)
     with pytest.raises(

@@ -79,7 +79,7 @@ def parse(words):
     if words[0] == "make":
         assert set(words[1:]) <= set(TARGETS)
     elif words[0] == "pip":
-        files = [words[index + 1] for index, word in enumerate(words) if word in ("-r", "-c")]
+        files = [file for flag, file in zip(words, words[1:]) if flag in ("-r", "-c")]
         assert all((ROOT / file).is_file() for file in files)
         options = {"--upgrade", "--no-index", "--find-links=wheels", "--wheel-dir=wheels"}
         assert words[1] in ("install", "wheel")
@@ -93,10 +93,9 @@ def parse(words):
     elif (ROOT / words[2].split(".")[0]).is_dir():
         module = words[2] if "." in words[2] else f"{words[2]}.cli"
         importlib.import_module(module).main(words[3:])
-        for flags in [
-            word.removeprefix("--flags=") for word in words if word.startswith("--flags=")
-        ]:
-            config_lib.parse_settings(flags)
+        for word in words:
+            if word.startswith("--flags="):
+                config_lib.parse_settings(word.removeprefix("--flags="))
 
 
 @pytest.mark.parametrize("example", COMMANDS, ids=str)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import tensorflow as tf
+import threadpoolctl
 from matplotlib import container
 from sklearn import datasets, manifold
 
@@ -67,11 +68,7 @@ HEADER = "epochs,batch_size,rate,accuracy"
 
 def bars_of(axis):
     """Returns a nested dict: legend label -> tick label -> (height, half the length of the error bar or NaN)."""
-    ticks = {
-        round(position): label.get_text()
-        for position, label in zip(axis.get_xticks(), axis.get_xticklabels())
-    }
-    series = {}
+    ticks, series = [label.get_text() for label in axis.get_xticklabels()], {}
     for bars in axis.containers:
         if isinstance(bars, container.BarContainer):
             errors = [np.nan] * len(bars)
@@ -213,13 +210,10 @@ def test_eigenvalues_match_scipy(draw, network):
 
 def test_tsne_plots_every_example_of_the_split(draw, network):
     path, model = network
-    rows, axes = draw(
-        "tsne",
-        f"--checkpoint={path}",
-        "--dataset=digits",
-        "--split=test[:60]",
-        "--flags=--image_size=8 --eval_batch_size=20",
-    )
+    flags = ["--split=test[:60]", "--flags=--image_size=8 --eval_batch_size=20"]
+    # On a busy machine, the threads of t-SNE would wait for each other for a minute.
+    with threadpoolctl.threadpool_limits(1):
+        rows, axes = draw("tsne", f"--checkpoint={path}", "--dataset=digits", *flags)
     records = list(digits_source().records("test[:60]").as_numpy_iterator())
     labels = np.array([row[0] for row in rows])
     assert list(labels) == [str(label) for _, _, label in records]
@@ -391,10 +385,9 @@ def test_methods_figure_shows_the_results_of_the_paper_and_of_our_runs(draw, tab
         name.replace("ResNet-", "R"): pytest.approx(point) for name, point in PAPER_METHODS.items()
     }
     header = "network,million parameters,accuracy,group"
-    more_rows, (axis,) = draw("methods", table(header, "ResNet-50 (1x),24,0.69,SimCLR"))
-    *paper, ours = [[row[0], float(row[1]), *row[2:]] for row in more_rows]
-    assert paper == [[row[0], float(row[1]), *row[2:]] for row in rows]
-    assert ours == ["ResNet-50 (1x)", 24, "SimCLR, ours", "0.69"]
+    (*paper, ours), (axis,) = draw("methods", table(header, "ResNet-50 (1x),24,0.69,SimCLR"))
+    assert [row[0] for row in paper] == [*PAPER_METHODS]
+    assert ours == ["ResNet-50 (1x)", "24", "SimCLR, ours", "0.69"]
     np.testing.assert_allclose(points_of(axis)["SimCLR, ours"], [(24, 69)])
 
 
@@ -406,9 +399,7 @@ def test_labels_of_close_points_do_not_overlap():
     drawing._label_points(axis, [(f"network {index}", point) for index, point in enumerate(points)])
     assert [text.get_text() for text in axis.texts] == [f"network {index}" for index in range(4)]
     boxes = [text.get_window_extent() for text in axis.texts]
-    assert not any(
-        box.overlaps(other) for index, box in enumerate(boxes) for other in boxes[:index]
-    )
+    assert not any(box.overlaps(other) for box, other in itertools.combinations(boxes, 2))
     plt.close(figure)
 
 
@@ -442,7 +433,6 @@ def test_invalid_arguments_give_one_line_errors_and_exit_status_2(arguments, wor
     [
         ("", ["epochs,accuracy", "1,0.5"], ": column batch_size is missing. Use a file with the"),
         ("", [HEADER, "1,8,0.5,58"], "accuracy is 58. Use a number from 0 to 1."),
-        ("", [HEADER, "1,8,0.5,nan"], "accuracy is nan. Use a number from 0 to 1."),
         ("", [HEADER, "1,,0.5,0.5"], "batch_size is nan. Use a number above 0."),
         ("", [HEADER, "0,8,0.5,0.5"], "epochs is 0. Use a number above 0."),
         ("", [HEADER, "1,8,0.5,"], ": no row has an accuracy. Add at least one accuracy."),

@@ -71,14 +71,10 @@ def calls(monkeypatch):
 
     def call(command, directory, _):
         commands.append(command)
-        directory = pathlib.Path(directory)
+        name, results = "result.json", {runner.LBFGS: 0.5 + 0.01 * len(commands), "global_step": 3}
         if "paper.probes" in command:
-            results = {"rotation": dict(majority_baseline=0.25, h=0.7, z=0.3)}
-            (directory / "probes.json").write_text(json.dumps(results))
-            return
-        (directory / "result.json").write_text(
-            json.dumps({runner.LBFGS: 0.5 + 0.01 * len(commands), "global_step": 3})
-        )
+            name, results = "probes.json", {"rotation": dict(majority_baseline=0.25, h=0.7, z=0.3)}
+        pathlib.Path(directory, name).write_text(json.dumps(results))
 
     monkeypatch.setattr(runner, "_call", call)
     monkeypatch.setattr(runner, "count_parameters", lambda directory: 11_200_000)
@@ -96,14 +92,6 @@ def test_finished_runs_are_not_repeated(calls, tmp_path, program):
     (directory / "record.json").unlink()  # Simulates an interrupted run.
     program(*command)
     assert calls[2] == calls[1]
-
-
-def test_identical_runs_are_shared_between_studies(calls, program):
-    assert "color, 1/2: 0.5300" in program("run", "color")
-    assert len(calls) == 6
-    # The run with flips is identical to the third run of the color study.
-    assert "flip, with: 0.5300" in program("run", "flip")
-    assert len(calls) == 7 and "--norandom_flip" in calls[6]
 
 
 def test_every_run_is_executed_with_each_seed_and_starts_from_the_run_with_the_same_seed(
@@ -160,7 +148,6 @@ def test_only_flag_selects_all_seeds_or_one_seed_of_a_run(only, seeds, calls, tm
         ("run 5 --flags=--temperature=0.3", "--temperature is set to 0.05 by the run 'l2 norm, "),
         ("run flip --seeds=2 --flags=--seed=7", "--seed is set to 2 by the run 'with, seed 2' in"),
         ("run flip --flags=--temprature=1", "--flags: unknown command line flag 'temprature'"),
-        ("run flip --flags=x", "--flags: x is not a flag"),
         ('run flip --flags="--seed=\'1"', "--flags=--seed='1: invalid quoting"),
         ("run flip --flags=--mode=train", "--flags: --mode is set by paper.tables. Remove --mode"),
         (
@@ -225,7 +212,7 @@ def test_diverged_runs_are_not_retried_and_dependent_runs_are_skipped(calls, pro
     assert len(calls) == 4
 
 
-@pytest.mark.parametrize("status", [-9, 1, 2])
+@pytest.mark.parametrize("status", [-9, 2])
 def test_only_the_exit_status_marks_a_run_as_diverged(status, calls, tmp_path, monkeypatch, fails):
     def failing(command, directory, _):
         raise JobFailed(f"{directory}: the run failed (training diverged at step 3)", status)
@@ -247,11 +234,11 @@ def test_corrupt_results_cause_errors(name, content, calls, tmp_path, monkeypatc
     assert name == "record.json" or not list(tmp_path.rglob("record.json"))
 
 
-@pytest.mark.parametrize("value", ["x*", "a\nb", "", "s3://x/y"])
-def test_unsupported_directory_names_are_rejected(value, tmp_path, monkeypatch, fails):
+@pytest.mark.parametrize("value", ["x*", "a\nb", "", "s3://x/y", "/proc/none"])
+def test_unusable_directories_are_reported(value, tmp_path, monkeypatch, fails):
     monkeypatch.chdir(tmp_path)
-    for command in ("run", "commands", "report"):
-        fails("--dir=", tables.main, command, "flip", f"--dir={value}")
+    for command in ("run", "report"):
+        fails("paper.tables: error: --dir=", tables.main, command, "flip", f"--dir={value}")
     assert not list(tmp_path.iterdir())
 
 
@@ -273,12 +260,6 @@ def test_parameters_are_counted_in_the_newest_checkpoint(tmp_path, write_network
     _, network = write_network(tmp_path)
     expected = sum(map(tf.size, network.resnet_model.trainable_variables))
     assert runner.count_parameters(str(tmp_path)) == expected
-
-
-@pytest.mark.parametrize("command", ["run", "report"])
-def test_unusable_directories_are_reported(command, fails):
-    words = "--dir=/proc/none: the directory cannot be used"
-    fails(words, tables.main, command, "flip", "--dir=/proc/none")
 
 
 def test_the_version_is_unknown_without_git(monkeypatch):
