@@ -148,6 +148,7 @@ def test_only_flag_selects_all_seeds_or_one_seed_of_a_run(only, seeds, calls, tm
         ("run 5 --flags=--temperature=0.3", "--temperature is set to 0.05 by the run 'l2 norm, "),
         ("run flip --seeds=2 --flags=--seed=7", "--seed is set to 2 by the run 'with, seed 2' in"),
         ("run flip --flags=--temprature=1", "--flags: unknown command line flag 'temprature'"),
+        ("run flip --flags=x", "--flags: x is not a flag"),
         ('run flip --flags="--seed=\'1"', "--flags=--seed='1: invalid quoting"),
         ("run flip --flags=--mode=train", "--flags: --mode is set by paper.tables. Remove --mode"),
         (
