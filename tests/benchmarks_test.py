@@ -137,19 +137,17 @@ def test_baseline_of_the_input_pipeline_returns_two_views_of_all_records(tmp_pat
     assert sorted(zip((255 * views[:, 0, 0, 0]).round(), labels)) == expected
 
 
+def shapes_of(network):
+    return sorted(tuple(variable.shape) for variable in network.trainable_variables)
+
+
 @pytest.mark.parametrize("depth, size", [(18, 32), (50, 224)])
 def test_both_networks_have_the_same_variables(depth, size):
     config = Config(resnet_depth=depth, image_size=size)
     with tf.Graph().as_default():  # In a graph, weights are not initialized.
-        networks = (
-            model_lib.build_model(config, 10),
-            baselines.keras_resnet(depth, size, config.cifar_stem),
-        )
-        shapes = [
-            sorted(tuple(variable.shape) for variable in network.trainable_variables)
-            for network in networks
-        ]
-    assert shapes[0] == shapes[1]
+        ours = model_lib.build_model(config, 10)
+        theirs = baselines.keras_resnet(depth, size, config.cifar_stem)
+    assert shapes_of(ours) == shapes_of(theirs)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Commands that a newcomer gets wrong: each gives one line with the flag, and status 2."""
 
-import contextlib
 import importlib
 import re
 import shlex
@@ -57,13 +56,11 @@ def test_wrong_commands_give_one_line_with_the_flag(
     program, *arguments = shlex.split(replace(command, places))
     if program not in PROGRAMS:
         program, arguments = "run.py", [program, *arguments]
-    message = None
-    with contextlib.suppress(SystemExit):
-        try:
-            start(program, arguments)
-        except UserError as error:
-            message = f"run.py: error: {error}\n"
-    message = message or capsys.readouterr().err
+    with pytest.raises((SystemExit, UserError)) as error:
+        start(program, arguments)
+    # The program prints the message of a UserError on one line.
+    is_raised = isinstance(error.value, UserError)
+    message = f"{error.value}\n" if is_raised else capsys.readouterr().err
     assert replace(words, places) in message and message.count("\n") == 1
     assert not list(tmp_path.iterdir())
 

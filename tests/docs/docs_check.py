@@ -2,13 +2,13 @@
 
     python tests/docs/docs_check.py [DOCUMENT...]
 
-Each document is checked in its own directory, which contains links to the files of the project and
-small images. The examples in a document are executed in order, so they can use the results of
-earlier ones. Training is short (see `documents.small_form`). Two documents are checked at a time.
-The exit status is 1 if an example fails. No network connection is required.
+DOCUMENTs are paths such as docs/data.md. The default is all documents. Each document is checked in
+its own directory, which contains links to the files of the project and small images. The examples
+in a document are executed in order, so they can use the results of earlier ones. Training is short
+(see `documents.small_form`). Two documents are checked at a time. The exit status is 1 if an example
+fails. No network connection is required.
 """
 
-import argparse
 import os
 import pathlib
 import re
@@ -155,19 +155,11 @@ class Checker:
 
 def main():
     """Checks the given documents, or all documents."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "documents",
-        nargs="*",
-        metavar="DOCUMENT",
-        help="path of a document (default: all documents)",
-    )
-    selected = parser.parse_args().documents or documents.DOCUMENTS
     # Start with the longest documents, so that both threads finish at about the same time.
     selected = sorted(
-        selected, key=lambda document: len(documents.find_examples(document)), reverse=True
+        sys.argv[1:] or documents.DOCUMENTS,
+        key=lambda document: len(documents.find_examples(document)),
+        reverse=True,
     )
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as directory, futures.ThreadPoolExecutor(2) as pool:

@@ -1,6 +1,5 @@
 """The scripts in docs/clusters.md, run with fake versions of `srun`, `scontrol` and `python`."""
 
-import itertools
 import os
 import re
 import subprocess
@@ -8,7 +7,7 @@ import textwrap
 
 import pytest
 
-import config as config_lib
+from paper import runner
 from runtime import workers
 from support import ROOT
 
@@ -64,51 +63,44 @@ def test_the_script_for_tables_executes_one_command_and_requeues_stopped_runs(st
     ]
 
 
+REQUEUED = "scontrol requeue 17"
+
+
 @pytest.mark.parametrize(
-    "status, restarts, requeued",
+    "status, restarts, ending",
     [
-        (0, None, False),
-        (2, None, False),
-        (3, None, False),
-        (75, None, True),
-        (137, None, True),
-        (75, 19, True),
-        (75, 20, False),
+        (0, "", []),
+        (3, "", []),
+        (75, "", [REQUEUED]),
+        (137, "", [REQUEUED]),
+        (75, "19", [REQUEUED]),
+        (
+            75,
+            "20",
+            [
+                "not requeued: the job was restarted 20 times. To resume the run, submit the job again."
+            ],
+        ),
     ],
 )  # If one task has a permanent error, the others always exit with status 75.
 def test_the_script_for_one_run_starts_all_tasks_and_requeues_stopped_runs(
-    status, restarts, requeued, tmp_path
+    status, restarts, ending, tmp_path
 ):
     example = re.search(r"^    sbatch run\.sbatch (.*)$", _DOCUMENT, re.MULTILINE)[1]
     arguments = [*example.split(), "--data_dir=a b"]
-    variables = {} if restarts is None else {"SLURM_RESTART_COUNT": str(restarts)}
     returned, lines = run_script(
         "run",
         arguments,
         tmp_path,
         SLURM_CPUS_PER_TASK="4",
+        SLURM_RESTART_COUNT=restarts,
         TASKS="2",
         STATUS=str(status),
-        **variables,
     )
     assert returned == status
-    printed = ["run.py", "--cluster=slurm", *arguments]
-    ending = (
-        ["scontrol requeue 17"]
-        if requeued
-        else (
-            [
-                "not requeued: the job was restarted 20 times. To resume the run, submit the job"
-                " again."
-            ]
-            if restarts
-            else []
-        )
-    )
-    assert lines == [*[f"python: {argument}" for argument in printed] * 2, *ending]
-    config = config_lib.from_arguments(
-        [argument.replace("=paper/", f"={ROOT}/paper/") for argument in printed[1:]]
-    )
+    flags = ["--cluster=slurm", *arguments]
+    assert lines == [*[f"python: {word}" for word in ("run.py", *flags)] * 2, *ending]
+    config = runner.config_of(flags)
     assert config.cluster == "slurm" and config.seed is not None and config.data_dir == "a b"
 
 
@@ -121,14 +113,7 @@ def test_the_kubernetes_manifest_gives_each_pod_its_tf_config_and_valid_flags(
     number = re.search(r"name: PODS\n +value: \"(\d+)\"", job)[1]
     assert f"completions: {number}\n  parallelism: {number}\n" in job
     # The script ends at the next line with less indentation.
-    script = textwrap.dedent(
-        "".join(
-            itertools.takewhile(
-                lambda line: line.startswith(" " * 10),
-                job.split("        - |\n")[1].splitlines(keepends=True),
-            )
-        )
-    )
+    script = textwrap.dedent(re.search(r"        - \|\n((?: {10}.*\n)+)", job)[1])
     (tmp_path / "python").write_text(
         '#!/bin/sh\necho "$TF_CONFIG"\nfor argument in "$@"; do echo "$argument"; done\n'
     )
@@ -149,9 +134,6 @@ def test_the_kubernetes_manifest_gives_each_pod_its_tf_config_and_valid_flags(
     own_address, others = workers._read_tf_config()
     addresses = [f"{name}-{pod}.{subdomain}:2222" for pod in range(2)]
     assert own_address == addresses.pop(index) and others == addresses
-    config = config_lib.from_arguments(
-        [argument.replace("=paper/", f"={ROOT}/paper/") for argument in arguments]
-    )
-    assert (
-        program == "run.py" and config.seed is not None and config.model_dir.startswith("/shared/")
-    )
+    config = runner.config_of(arguments)
+    assert program == "run.py" and config.seed is not None
+    assert config.model_dir.startswith("/shared/")

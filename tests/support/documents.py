@@ -1,6 +1,7 @@
 """Commands and Python code in the documentation, and the small-scale versions that `make docs-check` executes."""
 
 import dataclasses
+import itertools
 import re
 import shlex
 
@@ -114,19 +115,12 @@ def find_examples(document, text=None):
 
 def arguments(command):
     """Returns the program (`python`, `pip` or `make`) in a shell command, followed by its arguments."""
-    words = shlex.split(command)
-    words = words[min(words.index(name) for name in ("python", "pip", "make") if name in words) :]
-    words = words[
-        : next((index for index, word in enumerate(words) if word in ("&&", "&", ">", "|")), None)
-    ]
-    braces = [re.fullmatch(r"(.*)\{(.*)\}(.*)", word) for word in words]
-    return [
-        expanded
-        for word, match in zip(words, braces)
-        for expanded in (
-            [f"{match[1]}{part}{match[3]}" for part in match[2].split(",")] if match else [word]
-        )
-    ]
+    # runs/{a,b}/c -> runs/a/c runs/b/c
+    command = re.sub(r"(\S*)\{(\w+),(\w+)\}(\S*)", r"\1\2\4 \1\3\4", command)
+    words = itertools.dropwhile(
+        lambda word: word not in ("python", "pip", "make"), shlex.split(command)
+    )
+    return list(itertools.takewhile(lambda word: word not in ("&&", "&", ">", "|"), words))
 
 
 def _additional_flags(words, data_dir):
