@@ -13,6 +13,13 @@ from checkpoints.weight_files import SLOT, SUFFIX
 from runtime import console, workers
 from runtime.errors import UserError, first_line
 
+# Errors in restoring for which the files are not the cause: another worker was lost, or memory is full.
+_OTHER_CAUSES = (
+    tf.errors.AbortedError,
+    tf.errors.UnavailableError,
+    tf.errors.ResourceExhaustedError,
+)
+
 
 @dataclasses.dataclass
 class TrainingState:
@@ -61,6 +68,8 @@ class TrainingState:
                     self.resume(checkpoint_files.checkpoint_prefix(directory, step))
                     restored = step
                     continue
+            except _OTHER_CAUSES:
+                raise
             except (weight_files.UnreadableWeights, *checkpoint_files.READ_ERRORS) as error:
                 reason = first_line(error.__cause__ or error)
                 if not checkpoint_files.is_readable(f"{directory}/{name}"):

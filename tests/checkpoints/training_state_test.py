@@ -28,6 +28,19 @@ def test_workers_that_restored_different_checkpoints_are_rejected(tmp_path, monk
         state.restore_newest(str(tmp_path), tf.distribute.get_strategy())
 
 
+def test_a_worker_that_is_lost_while_restoring_is_not_taken_for_a_corrupt_checkpoint(
+    tmp_path, monkeypatch
+):
+    def lose_worker(*_):
+        raise tf.errors.AbortedError(None, None, "Collective ops is aborted")
+
+    state = TrainingState(tf.Module(), keras.optimizers.legacy.SGD(), str(tmp_path), 1)
+    state.save()
+    monkeypatch.setattr(TrainingState, "resume", lose_worker)
+    with pytest.raises(tf.errors.AbortedError):
+        state.restore_newest(str(tmp_path), tf.distribute.get_strategy())
+
+
 def take_step(state):
     gradients = [tf.ones_like(v) for v in state.model.trainable_variables]
     state.optimizer.apply_gradients(zip(gradients, state.model.trainable_variables))
