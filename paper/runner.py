@@ -315,22 +315,12 @@ def count_parameters(directory: str) -> int:
     Raises:
       UserError: the run has no checkpoint.
     """
-    import tensorflow as tf
+    from checkpoints import architecture, weight_files
 
-    from checkpoints import checkpoint_files
-
-    prefix = checkpoint_files.latest_checkpoint(directory)
-    if prefix is None:
-        raise UserError(
-            f"{directory}: no checkpoint found. Remove the directory, and run the same command"
-            " again."
-        )
     return sum(
         math.prod(shape)
-        for name, shape in tf.train.list_variables(prefix)
-        if name.startswith("model/resnet_model/")
-        and "/.OPTIMIZER_SLOT/" not in name
-        and "/moving_" not in name
+        for key, shape in weight_files.open_weights(directory, "--dir").shapes.items()
+        if key.startswith(architecture.ENCODER) and "/moving_" not in key
     )
 
 

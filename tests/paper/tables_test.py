@@ -254,7 +254,7 @@ def test_unusual_directory_names_work(name, calls, tmp_path, monkeypatch):
 
 
 def test_parameters_are_counted_in_the_newest_checkpoint(tmp_path, write_network):
-    with pytest.raises(UserError, match="no checkpoint found"):
+    with pytest.raises(UserError, match="neither a checkpoint"):
         runner.count_parameters(str(tmp_path))
     _, network = write_network(tmp_path)
     expected = sum(map(tf.size, network.resnet_model.trainable_variables))
