@@ -97,7 +97,7 @@ MAIN_SETTINGS = (
 # Names for --eval_name, except those of a run's own files.
 _EVAL_NAME = re.compile(
     r"(?!(best|train|saved_model|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log))$)"
-    r"\w[\w .-]{0,62}"
+    r"[\w-][\w .-]{0,62}"
 )
 
 
