@@ -65,7 +65,7 @@ test-torch: .venv/installed-dev .venv-torch/installed  ## tests the code that us
 	SIMCLR_TORCH_PYTHON=$(CURDIR)/.venv-torch/bin/python .venv/bin/python -m pytest -q tests/export/torch_weights_test.py \
 		tests/benchmarks_test.py::test_losses_and_gradients_match_those_in_pytorch
 
-lint: .venv/installed-dev  ## checks the code style with ruff, and types with mypy
+lint: .venv/installed-dev  ## checks the code style with ruff and the types with mypy
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check --quiet .
 	.venv/bin/python -m mypy

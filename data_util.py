@@ -205,7 +205,7 @@ def select_per_image(
 # ---------------------------------------------------------------------------------------------------------- color
 
 
-# The functions `adjust_...` and `shift_...` take channels and an amount, which is either a scalar or a
+# The functions `adjust_*` and `shift_*` take channels and an amount, which is either a scalar or a
 # tensor [n, 1, 1] with one value per image. The returned channels are not clipped.
 
 
@@ -464,7 +464,10 @@ def simclr_policy(
 def color_distortion(
     strength: float, brightness: str, switch: Callable = switch_per_image
 ) -> tuple[Operator, Operator]:
-    """Returns the color distortion: jitter (probability 0.8) and grayscale, the paper's color drop (0.2; App. A)."""
+    """Returns the color distortion: jitter with probability 0.8, grayscale with probability 0.2 (paper, Appendix A).
+
+    The paper calls grayscale "color drop".
+    """
     jitter = functools.partial(
         color_jitter, strength=strength, brightness=brightness, switch=switch
     )

@@ -205,7 +205,7 @@ class Evaluator:
             )
         # the batches of view pairs; each batch is divided into parts
         self._parts: tf.data.Dataset | None = None
-        self._embed_views = tf.function(self._views_outputs, autograph=False)
+        self._embed_views = tf.function(self._outputs_of_views, autograph=False)
         self._losses = tf.function(self._contrastive_losses, autograph=False)
 
     def __enter__(self) -> Evaluator:
@@ -400,10 +400,10 @@ class Evaluator:
             mean_metrics.add(losses)
         return {f"eval/{name}": value for name, value in mean_metrics.means().items()}
 
-    def _views_outputs(
+    def _outputs_of_views(
         self, images: Sequence[tf.Tensor], batch_index: tf.Tensor, first_row: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        """Returns h [number of views, rows, c] and z [number of views, rows, d] of consecutive rows of a batch."""
+        """Returns h and z, each [number of views, rows, channels], for consecutive rows, starting at `first_row`."""
         images = simclr.views(images, self._config, batch_index, first_row=first_row)
         endpoints = self._model(tf.concat(images, 0), training=False)
         outputs = endpoints["final_avg_pool"], endpoints["proj_head_output"]
@@ -412,7 +412,7 @@ class Evaluator:
     def _contrastive_losses(
         self, h: tf.Tensor, z: tf.Tensor, labels: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """Returns a dict of the contrastive loss and its metrics for a whole batch (see `_views_outputs`)."""
+        """Returns a dict of the contrastive loss and its metrics for a whole batch (see `_outputs_of_views`)."""
         h, z = (tf.reshape(x, [-1, x.shape[-1]]) for x in (h, z))
         terms, scalars = simclr.over_batch(h, z, labels, self._config)
         return {**terms, **scalars}

@@ -164,8 +164,8 @@ class Model(keras.Model):
 
         Returns:
           A dict with the encoder's endpoints (see `resnet.ResNet.call`), `proj_head_input` (h, [n, c],
-          the same as `final_avg_pool`), `proj_head_output` (z, [n, out_dim]) and, with a linear head, `logits_sup`
-          [n, num_classes]. In pretraining, no gradient flows from the linear head into the encoder.
+          the same as `final_avg_pool`), `proj_head_output` (z, [n, out_dim]) and, with a linear head,
+          `logits_sup` [n, num_classes]. In pretraining, no gradient flows from the linear head into the encoder.
         """
         endpoints = self.resnet_model(inputs, training=training)
         stages = self._projection_head(endpoints["final_avg_pool"], training=training)
@@ -313,7 +313,7 @@ def warmup_and_cosine(
 
 
 class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """Learning-rate schedule based on `warmup_and_cosine`, with lengths in epochs (or the total in steps)."""
+    """Learning-rate schedule based on `warmup_and_cosine`. Lengths are given in epochs or, for the total, in steps."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ def add_contrastive_loss(
         input is cast to float32.
       hidden_norm: if True, l2-normalizes the rows, which makes the similarities cosine
         similarities.
-      temperature: t > 0.
+      temperature: tau > 0.
       strategy: the strategy whose replicas share the batch, or None. Call the function in replica
         context.
 
@@ -108,7 +108,7 @@ def add_multi_label_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.reduce_sum(tf.where(labels >= 0, losses, tf.zeros_like(losses)), 1))
 
 
-# ------------------------------------------------------------------------------------- the losses of Table 2
+# --------------------------------------------------------------------------- the losses of Table 2
 
 # For n anchor views u, each function takes the similarities [n] to their positives v+, the
 # similarities [n, columns] to candidate negatives v-, and a bool mask [n, columns] that selects the
@@ -119,7 +119,7 @@ def add_multi_label_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 def nt_xent(
     positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.Tensor, temperature: float
 ) -> tf.Tensor:
-    """Returns -u^T v+ / t + log(sum over v in {v+, v-} of exp(u^T v / t)), with temperature t."""
+    """Returns -u^T v+ / tau + log(sum over v in {v+, v-} of exp(u^T v / tau)), with temperature tau."""
     positive_logit = positive / temperature
     logits = tf.where(negatives, similarities / temperature, _masked_logit(similarities.dtype))
     return (
@@ -131,7 +131,7 @@ def nt_xent(
 def nt_logistic(
     positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.Tensor, temperature: float
 ) -> tf.Tensor:
-    """Returns -log sigma(u^T v+ / t) - mean over v- of log sigma(-u^T v- / t), with temperature t."""
+    """Returns -log sigma(u^T v+ / tau) - mean over v- of log sigma(-u^T v- / tau), with temperature tau."""
     return tf.nn.softplus(-positive / temperature) + _masked_mean(
         tf.nn.softplus(similarities / temperature), negatives
     )

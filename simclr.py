@@ -130,10 +130,10 @@ def over_batch(
     Call the function in replica context.
 
     Args:
-      h: this replica's representations [V n, c], all first views before all second views. For losses
-        and metrics that need them; those below do not.
+      h: this replica's representations [V n, c], all first views before all second views. The losses
+        and metrics below do not use them.
       z: this replica's projections [V n, d], in the same order.
-      labels: this replica's labels, as in `per_image`; also only for other losses.
+      labels: this replica's labels, as in `per_image`. The losses and metrics below do not use them.
       config: settings.
       strategy: the strategy whose replicas share the batch, or None.
 

@@ -157,11 +157,11 @@ def optimizer(size: int, options: argparse.Namespace) -> Iterator[Case]:
 
 def evaluation_memory(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """peak memory of run.py after SIZE evaluations, and after a quarter of them"""
-    all_, few = (
+    many, few = (
         ("programs.evaluations", dict(count=count, flags=options.flags))
         for count in (size, max(size // 4, 1))
     )
-    yield Case(f"{size} evaluations", all_, few, ("MB of run.py",))
+    yield Case(f"{size} evaluations", many, few, ("MB of run.py",))
 
 
 def logistic_regression(size: int, options: argparse.Namespace) -> Iterator[Case]:

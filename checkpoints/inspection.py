@@ -80,7 +80,7 @@ def _recorded_settings(file: WeightFile) -> tuple[dict, dict | None]:
     description = (
         weight_files.read_description(os.path.dirname(directory)) if is_saved_model else {}
     )
-    settings = select_settings(description.get("flags", {}), file.path)
+    settings = select_settings(description.get("flags", {}), f"{file.path} (simclr.json)")
     return description, settings or run_directory.read_flags(directory)
 
 

@@ -13,7 +13,7 @@ from checkpoints.weight_files import SLOT, SUFFIX
 from runtime import console, workers
 from runtime.errors import UserError, first_line
 
-# Errors in restoring for which the files are not the cause: another worker was lost, or memory is full.
+# Errors while restoring that the files do not cause: another worker was lost, or memory is exhausted.
 _OTHER_CAUSES = (
     tf.errors.AbortedError,
     tf.errors.UnavailableError,

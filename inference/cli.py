@@ -8,6 +8,7 @@ python -m inference gallery MODEL INPUT... --out=FILE.html
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Callable, Mapping
 
 from inference import similarity
@@ -164,11 +165,10 @@ def _number(kind: type, low: float, high: float) -> Callable[[str], float]:
     """Returns a function that parses a number of type `kind` in [low, high], for use as `type` in argparse."""
 
     def parse(text):
-        try:
+        # A text that is not a number gives the same error as a number outside the range.
+        with contextlib.suppress(ValueError):
             if low <= (value := kind(text)) <= high:
                 return value
-        except ValueError:
-            pass
         name = "an integer" if kind is int else "a number"
         raise argparse.ArgumentTypeError(f"must be {name} from {low} to {high}; got {text}")
 

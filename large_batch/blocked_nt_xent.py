@@ -41,7 +41,7 @@ def contrastive_loss(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns NT-Xent and its metrics, as defined by `objective.add_contrastive_loss` and `metrics`.
 
-    Derivation: Let z_j be the 2N projections of all replicas, s_ij = <z_i, z_j> / t the logits, and
+    Derivation: Let z_j be the 2N projections of all replicas, s_ij = <z_i, z_j> / tau the logits, and
     p(i) the column that holds row i's positive. The negatives of row i are all columns j except i
     and p(i). With L_i = log(sum over the negatives j of exp(s_ij)), the loss of row i is
 
@@ -54,7 +54,7 @@ def contrastive_loss(
     where q_i = sigmoid(L_i - s_ip(i)) is the probability that the softmax assigns to the negatives.
     Since s_ij depends on row i and on column j, the gradient has two terms:
 
-        t dl_i / dz_i = sum over j of (dl_i / ds_ij) z_j,    t dl_i / dz_j = (dl_i / ds_ij) z_i.
+        tau dl_i / dz_i = sum over j of (dl_i / ds_ij) z_j,    tau dl_i / dz_j = (dl_i / ds_ij) z_i.
 
     Both are added up over blocks of rows i. Each block needs three matrix products: the logits and
     the two terms. The gather operation stays outside the custom gradient, so the gradient of the
@@ -65,7 +65,7 @@ def contrastive_loss(
         precision is cast to float32.
       hidden_norm: if True, l2-normalizes the rows, which makes the similarities cosine
         similarities.
-      temperature: t > 0.
+      temperature: tau > 0.
       strategy: the strategy whose replicas share the batch, or None. Call the function in replica
         context.
       block_rows: maximum number of rows per block, rounded to whole images (two rows). If 0, the

@@ -566,18 +566,7 @@ def _parameters_figure(rows: pd.DataFrame, out: str, name: str) -> str:
 
 
 # Directions from a point to its label, in order of preference.
-_DIRECTIONS = (
-    (0, 1),
-    (0, -1),
-    (1, 0),
-    (-1, 0),
-    (1, 1),
-    (-1, 1),
-    (1, -1),
-    (-1, -1),
-    (0, 3),
-    (0, -3),
-)
+_DIRECTIONS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
 
 
 def _label_points(axis: plt.Axes, labels: list[tuple[str, tuple[float, float]]]) -> None:
@@ -601,7 +590,7 @@ def _label_points(axis: plt.Axes, labels: list[tuple[str, tuple[float, float]]])
                 textcoords="offset points",
                 fontsize=7,
                 ha=("center", "left", "right")[x],
-                va="center" if y == 0 else "bottom" if y > 0 else "top",
+                va=("center", "bottom", "top")[y],
             )
             for x, y in _DIRECTIONS
         ]

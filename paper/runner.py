@@ -20,7 +20,7 @@ from runtime import child_processes, console, signals
 from runtime.errors import JobFailed, TrainingDiverged, UserError
 from runtime.paths import hashed_name
 
-if TYPE_CHECKING:  # It loads TensorFlow, which most commands do not need.
+if TYPE_CHECKING:  # This import loads TensorFlow, which most commands do not need.
     from checkpoints.records import Record
 
 _RECIPES = "paper/recipes"
@@ -287,17 +287,27 @@ def find_file(directory: str, name: str) -> str:
 
 
 def _read_results(run: studies.Run, directory: str) -> dict[str, float | str]:
-    """Returns the metrics that the programs of a run wrote. Raises `UserError` if a file is corrupt."""
-    from runtime import storage
-
-    results = storage.read_own_json(find_file(directory, "result.json"))
+    """Returns the metrics that the programs of a run wrote. Raises `UserError` if a file is missing or corrupt."""
+    results = _read_json(find_file(directory, "result.json"))
     if not run.transfer:
         results["million_parameters"] = count_parameters(directory) / 1e6
     if run.probe:
-        probe = storage.read_own_json(os.path.join(directory, "probes.json"))[run.probe]
+        probe = _read_json(os.path.join(directory, "probes.json"))[run.probe]
         results |= {f"probe/{name}": value for name, value in probe.items()}
     # The other values are settings of the evaluation.
     return {name: value for name, value in results.items() if isinstance(value, (float, str))}
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    from runtime import storage
+
+    content = storage.read_own_json(path)
+    if content is None:
+        raise UserError(
+            f"{path}: the file is missing or empty. See run.log in the same directory, and run the"
+            " same command again."
+        )
+    return content
 
 
 def _call(arguments: list[str], directory: str, inherited: tuple[int, ...] = ()) -> None:

@@ -187,8 +187,9 @@ def _parser() -> argparse.ArgumentParser:
         command = subparsers.add_parser(name, help=text)
         if tables:
             default = " (default: all)" if tables == "*" else ""
-            text = f"table numbers or study names{default}"
-            command.add_argument("table", nargs=tables, help=text)
+            command.add_argument(
+                "table", nargs=tables, help=f"table numbers or study names{default}"
+            )
         if scale:
             command.add_argument(
                 "--scale",

@@ -125,8 +125,7 @@ def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default:
 def read_own_json(path: str, expected_type: type | tuple[type, ...] = dict) -> Any:
     """Returns the contents of a JSON file that this program wrote and whose contents affect results.
 
-    Returns None if the file is missing or empty, which it is if the machine crashed while it was
-    written.
+    Returns None if the file is missing or empty. A crash of the machine may leave an empty file.
 
     Raises:
       UserError: the file is corrupt or cannot be read.
@@ -135,7 +134,9 @@ def read_own_json(path: str, expected_type: type | tuple[type, ...] = dict) -> A
         return None
     content = read_json(path, expected_type, default=NotImplemented)
     if content is NotImplemented:
-        raise UserError(f"{path}: the file is corrupt. Restore it, or delete its directory.")
+        raise UserError(
+            f"{path}: the file is corrupt. Restore it from a copy, or use another directory."
+        )
     return content
 
 

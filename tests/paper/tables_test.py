@@ -223,7 +223,9 @@ def test_only_the_exit_status_marks_a_run_as_diverged(status, calls, tmp_path, m
     assert not list(tmp_path.rglob("record.json"))
 
 
-@pytest.mark.parametrize("name, content", [("result.json", b"[]"), ("record.json", b'{"a": ')])
+@pytest.mark.parametrize(
+    "name, content", [("result.json", b""), ("result.json", b"[]"), ("record.json", b'{"a": ')]
+)
 def test_corrupt_results_cause_errors(name, content, calls, tmp_path, monkeypatch, fails):
     monkeypatch.setattr(runner, "_call", lambda *_: None)
     directory = directory_of(tmp_path, "flip", "with")
