@@ -115,16 +115,6 @@ def complete(
             f"train_split: {train_split}, eval_split: {eval_split} ({source.name} has only a train"
             " split, so a fifth of its images is held out for evaluation)"
         )
-        trained = recorded.network or settings
-        if (
-            trained.get("dataset") == config.dataset
-            and trained.get("train_split") != datasets.HELD_OUT_SPLITS[0]
-        ):
-            lines.append(
-                "warning: these weights were trained on the split"
-                f" {trained.get('train_split')}, which may contain images that are now held out."
-                " For an unbiased evaluation, use images that are not in this split."
-            )
     elif eval_split != config.eval_split and config.evaluates:
         lines.append(f"eval_split: {eval_split} ({source.name} has no {config.eval_split} split)")
     changes.update(train_split=train_split, eval_split=eval_split)
@@ -171,9 +161,9 @@ def _reason_for_no_linear_head(config: Config, source: Source, recorded: Recorde
     return f"no labels were found in {config.train_split} of {source.name}"
 
 
-def check(context: RunContext, recorded: Recorded) -> None:
+def check(context: RunContext) -> None:
     """Checks that data, replicas, devices, paths and the run to resume match the settings."""
-    config, source = context.config, context.source
+    config, source, recorded = context.config, context.source, context.recorded
     check_data(context)
     _check_labels(config, source)
     if isinstance(source, FolderSource) and os.path.realpath(source.root) == os.path.realpath(
@@ -203,9 +193,7 @@ def check(context: RunContext, recorded: Recorded) -> None:
 def check_data(context: RunContext) -> None:
     """Checks that the splits that are used exist, and that the batch sizes match data and replicas."""
     config, source = context.config, context.source
-    # `knn` may replace the head.
-    probes = {"lbfgs", "knn"} & set(config.eval_protocols) or not config.has_linear_head
-    if config.mode != "eval" or config.label_fraction < 1 or probes:
+    if _uses_train_split(config):
         datasets.check_split(source, "train_split", config.train_split)
     if (
         config.mode == "train"
@@ -236,10 +224,44 @@ def check_data(context: RunContext) -> None:
         )
 
 
+def _uses_train_split(config: Config) -> bool:
+    # `knn` may replace the head.
+    probes = {"lbfgs", "knn"} & set(config.eval_protocols) or not config.has_linear_head
+    return bool(config.mode != "eval" or config.label_fraction < 1 or probes)
+
+
+def count_trained_examples(context: RunContext) -> int:
+    """Returns the number of images in `--eval_split` that were also used for training; see `count_overlap`."""
+    config, source, recorded = context.config, context.source, context.recorded
+    splits = [config.train_split] if _uses_train_split(config) else []
+    splits += weights_split(source, recorded.trained_on, recorded.network)
+    return count_overlap(source, "eval_split", config.eval_split, splits) * config.evaluates
+
+
+def weights_split(source: Source, trained_on: str | None, settings: dict) -> list[str]:
+    """Returns the split that weights were trained on, or an empty list if it is not known to be in `source`."""
+    is_same = trained_on == run_directory.data_digest(source.describe_data())
+    return [settings["train_split"]] if is_same and "train_split" in settings else []
+
+
+def count_overlap(source: Source, flag: str, split: str, training_splits: list[str]) -> int:
+    """Returns how many examples of a split are also in a training split, and logs a warning if there are any."""
+    counts = {other: source.overlap(split, other) for other in training_splits}
+    if not any(counts.values()):
+        return 0
+    other = max(counts, key=lambda other: counts[other])
+    console.log(
+        f"warning: {counts[other]:,} of the {source.num_examples(split):,} images in --{flag}={split}"
+        f" are also in the training split {other}, so the accuracy on them is not that on new images"
+    )
+    return counts[other]
+
+
 def _check_labels(config: Config, source: Source) -> None:
     """Checks that the data has the labels that training and evaluation need."""
     names = set(evaluate.protocols(config, source)) if config.mode != "train" else set()
-    names |= {"linear_head"} if config.eval_epochs and not config.pretraining else set()
+    if config.mode != "eval" and config.eval_epochs and not config.pretraining:
+        names.add("linear_head")
     probes = {"lbfgs", "knn"} & names
     if source.num_classes is None:
         problem = f"{source.name} has no labels"

@@ -118,7 +118,6 @@ FINE_TUNING = Condition(lambda config: config.train_mode == "finetune", "--train
 PRETRAINING_AUGMENTATION = Condition(
     lambda config: config.uses_pretraining_augmentation, "--train_mode=pretrain or supervised"
 )
-TRAINING = Condition(lambda config: config.mode != "eval", "--mode=train or train_then_eval")
 EVALUATING = Condition(
     lambda config: config.evaluates, "--eval_epochs, or --mode=train_then_eval or eval"
 )
@@ -196,9 +195,10 @@ class Config:
     mode: str = setting(
         "train",
         "train: train, and export a SavedModel; train_then_eval: also evaluate the last checkpoint;"
-        " eval: evaluate and export each checkpoint in --model_dir once, waiting for new ones until"
-        " the last step or --eval_timeout, or only evaluate --checkpoint if it is set and the run"
-        " did not start from it.",
+        " eval: evaluate and export the newest checkpoint in --model_dir (with --eval_epochs or"
+        " --keep_best, all checkpoints, oldest first) and then each new one, until the last step or"
+        " --eval_timeout, or only evaluate --checkpoint if it is set and the run did not start from"
+        " it.",
         "output",
         choices=("train", "eval", "train_then_eval"),
     )
@@ -663,11 +663,11 @@ class Config:
         "Number of epochs between evaluations during training. 0: none. Each evaluation covers the"
         " linear head and knn or, without labels, the contrastive loss. A checkpoint is written"
         " before each evaluation. knn computes the features of the whole training split, which"
-        " takes about a third of the time of an epoch.",
+        " takes about a third of the time of an epoch. With --mode=eval, any value above 0 selects"
+        " all checkpoints instead of the newest.",
         "no_effect",
         minimum=0,
         maximum=10**6,
-        only=TRAINING,
     )
     eval_steps: int = setting(
         0,
@@ -1062,6 +1062,7 @@ _CONTRADICTIONS = (
         lambda config: (
             config.keep_best
             and config.pretraining
+            and config.mode != "eval"
             and config.eval_epochs
             and config.label_fraction < 1
             and "knn" in config.eval_protocols

@@ -9,6 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +19,14 @@ import data
 import metrics
 import model as model_lib
 import simclr
-from checkpoints import checkpoint_files, lock, restoring, run_directory, weight_files
+from checkpoints import (
+    checkpoint_files,
+    computed_from,
+    lock,
+    restoring,
+    run_directory,
+    weight_files,
+)
 from checkpoints.run_directory import RunContext
 from config import Config
 from metrics import KNN, LBFGS, LINEAR_TOP_1, MEAN_PRECISION, REGULARIZATION, WEIGHTED_KNN
@@ -183,7 +191,8 @@ class Evaluator:
           head_names: class names of the linear head. None: the data set's class names.
         """
         config, source, strategy = context.config, context.source, context.strategy
-        self._config, self._source, self._strategy, self._model = config, source, strategy, model
+        self._context, self._model = context, model
+        self._config, self._source, self._strategy = config, source, strategy
         self._protocol_names = protocols(config, source)
         self._is_chief, self._check = context.is_chief, context.check_lock
         self._head_names = head_names or source.class_names
@@ -220,7 +229,9 @@ class Evaluator:
             self._writer.close()
             self._writer = None
 
-    def evaluate_and_write(self, step: int, complete: bool = True) -> dict[str, float]:
+    def evaluate_and_write(
+        self, step: int, complete: bool = True, weights: str | None = None
+    ) -> dict[str, Any]:
         """Runs the configured protocols on the current weights and writes the results.
 
         If a protocol fails, the results of earlier protocols are written to result_<step>.json,
@@ -230,11 +241,13 @@ class Evaluator:
           step: training step at which the weights were saved.
           complete: whether all parts of the model were loaded. If not, the weight decay is not
             computed, and `--keep_best` ignores the weights.
+          weights: digest of the file that contains the weights. None: the model contains all of its
+            weights, so that its digest is the same.
 
         Returns:
           A dict of results under the original's keys (`eval/label_top_1_accuracy`,
           `eval/label_top_5_accuracy`, `eval/regularization_loss`, `global_step`) and the keys
-          defined as constants in this module.
+          defined as constants in `metrics`, and the record `computed_from`.
 
         Raises:
           UserError: results, logits or features contain NaN or Inf, too few examples have labels,
@@ -243,7 +256,12 @@ class Evaluator:
         if self._is_chief:
             self._check()
             run_directory.check_writable(results_dir(self._config))
-        results: dict[str, float] = {"global_step": step}
+        # All workers must take part in reading variables.
+        weights = weights or restoring.weights_digest(self._model)
+        results: dict[str, Any] = {
+            "global_step": step,
+            computed_from.KEY: computed_from.describe(self._context, weights, step),
+        }
         if complete:
             decay = model_lib.add_weight_decay(
                 self._model, self._config.weight_decay, self._config.optimizer
@@ -264,7 +282,7 @@ class Evaluator:
                     results.update(self._finite(protocol(step), step))
         except BaseException:
             path = os.path.join(results_dir(self._config), f"result_{step}.json")
-            has_results = results.keys() - {"global_step", REGULARIZATION}
+            has_results = results.keys() - {"global_step", computed_from.KEY, REGULARIZATION}
             if self._is_chief and has_results and not storage.is_file(path):
                 self._check()
                 storage.write_json(path, results)
@@ -288,45 +306,25 @@ class Evaluator:
         self._check()
         write_results(results_dir(self._config), step, results)
         if self._writer is None:
-            self._writer = tf.summary.create_file_writer(
-                os.path.join(results_dir(self._config), "eval")
-            )
-        scalars = {key: value for key, value in results.items() if key != "global_step"}
+            self._writer = storage.event_writer(os.path.join(results_dir(self._config), "eval"))
+        scalars = {key: value for key, value in results.items() if isinstance(value, float)}
         storage.write_scalars(self._writer, step, scalars)
 
-    def _keep_best(self, step: int, results: dict[str, float]) -> None:
+    def _keep_best(self, step: int, results: dict[str, Any]) -> None:
         """Saves the weights to model_dir/best if their accuracy is the highest so far."""
-        with (
-            contextlib.nullcontext(os.path.join(results_dir(self._config), "best"))
-            if self._is_chief
-            else tempfile.TemporaryDirectory()
-        ) as directory:
-            # All workers must take part in saving.
-            # Use the results that are stored with the saved checkpoint, because result.json may
-            # already describe a newer checkpoint, which has not been saved.
-            saved = checkpoint_files.latest_checkpoint(directory)
-            result_file = saved and os.path.join(
-                directory, f"result_{checkpoint_files.step_from_prefix(saved)}.json"
-            )
-            best = (saved and storage.read_json(result_file)) or {}
-            # Compare checkpoints by the first of these metrics that was computed.
-            metric = next(
-                (name for name in (LINEAR_TOP_1, MEAN_PRECISION, KNN) if name in results), None
-            )
-            if self._is_chief and metric is None:
-                console.log(
-                    "--keep_best: the weights are not kept, because the evaluation computed no"
-                    " accuracy, or the checkpoint lacks parts of the model"
+        with contextlib.ExitStack() as stack:
+            if self._is_chief:
+                stack.enter_context(
+                    lock.Lock(results_dir(self._config), name=lock.EXPORT, wait=True)
                 )
-            is_best = self._is_chief and metric and results[metric] > best.get(metric, -1)
-            if is_best and os.path.islink(directory):
-                # Pruning would delete checkpoints at the link's target.
-                console.log(f"--keep_best: the weights are not kept, because {directory} is a link")
-                is_best = False
-            if not workers.gather_integers([int(bool(is_best))], self._strategy).any():
+                directory = os.path.join(results_dir(self._config), "best")
+            else:  # All workers must take part in saving.
+                directory = stack.enter_context(tempfile.TemporaryDirectory())
+            is_best = self._is_chief and self._is_best(directory, results)
+            if not workers.gather_integers([int(is_best)], self._strategy).any():
                 return
             self._check()
-            tf.io.gfile.makedirs(directory)
+            storage.makedirs(directory)
             write_results(directory, step, results)
             run_directory.copy_flags(
                 self._config, self._head_names, self._source.multi_label, directory
@@ -334,11 +332,37 @@ class Evaluator:
             trackable = tf.train.Checkpoint(
                 model=self._model, global_step=tf.Variable(step, dtype=tf.int64)
             )
-            checkpoint_files.save(trackable, directory, step, keep=1)
+            checkpoint_files.save(trackable, directory, step)
             for other in checkpoint_files.list_steps(directory):
                 if other != step:
-                    # `keep` removes only older checkpoints, but the previous best may be newer.
                     checkpoint_files.remove(directory, other)
+            checkpoint_files.prune(directory, step, keep=1)
+
+    def _is_best(self, directory: str, results: dict[str, Any]) -> bool:
+        """Returns whether the weights are better than those in `directory`. If not comparable, logs the reason."""
+        metric = _best_metric(results)
+        saved, reason = checkpoint_files.latest_checkpoint(directory), ""
+        if metric is None:
+            reason = (
+                "the evaluation computed no accuracy, or the checkpoint lacks parts of the model"
+            )
+        elif os.path.islink(directory):  # Pruning would delete checkpoints at the link's target.
+            reason = f"{directory} is a link"
+        elif saved:
+            # result.json may already describe a newer checkpoint, which has not been saved.
+            file = f"{directory}/result_{checkpoint_files.step_from_prefix(saved)}.json"
+            best = storage.read_own_json(file) or {}
+            changes = computed_from.differences(best, results, with_labels=metric == KNN)
+            if changes or _best_metric(best) != metric:
+                reason = (
+                    f"{directory} was chosen by {_best_metric(best)} with other evaluation settings"
+                    f" ({', '.join(changes) or 'eval_protocol'}). Use another --eval_name"
+                )
+            elif results[metric] <= best[metric]:
+                return False
+        if reason:
+            console.log(f"--keep_best: the weights are not kept, because {reason}")
+        return not reason
 
     def _extract(self, function: Callable, split: str, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Applies a compiled function to a split, checks for NaN and Inf, and returns vectors and labels."""
@@ -467,6 +491,11 @@ class Evaluator:
         return results
 
 
+def _best_metric(results: dict[str, Any]) -> str | None:
+    """Returns the key of the accuracy by which `--keep_best` compares weights, or None if there is none."""
+    return next((name for name in (LINEAR_TOP_1, MEAN_PRECISION, KNN) if name in results), None)
+
+
 def _check_labels(
     train_set: tuple[np.ndarray, np.ndarray],
     test_set: tuple[np.ndarray, np.ndarray],
@@ -513,19 +542,25 @@ def wait_for_run(model_dir: str, timeout: float, only_if_locked: bool = False) -
         time.sleep(min(_POLL_SECONDS, timeout / 10) if timeout else _POLL_SECONDS)
 
 
-def new_checkpoints(model_dir: str, last_step: int, timeout: float) -> Iterator[str]:
-    """Yields the prefix of each checkpoint in `model_dir` once, oldest first, up to `last_step`.
+def new_checkpoints(
+    model_dir: str, last_step: int, timeout: float, all_steps: bool
+) -> Iterator[str]:
+    """Yields the prefix of the newest checkpoint in `model_dir`, and then of each new one, up to `last_step`.
 
     Args:
       model_dir: directory to watch for checkpoints.
       last_step: the iterator stops after this step's checkpoint.
       timeout: the iterator stops after this many seconds without a new checkpoint. 0: no timeout.
+      all_steps: whether to yield all existing checkpoints, oldest first, instead of the newest.
     """
     seen, seconds_waited = set(), progress.stopwatch()
     console.log(f"waiting for checkpoints in {model_dir}, up to step {last_step}")
     while True:
         signals.safe_point()
         new_steps = [step for step in checkpoint_files.list_steps(model_dir) if step not in seen]
+        if not seen and not all_steps:
+            seen.update(new_steps)
+            new_steps = new_steps[-1:]
         for step in new_steps:
             seen.add(step)
             yield checkpoint_files.checkpoint_prefix(model_dir, step)
@@ -573,7 +608,12 @@ def evaluate_checkpoints(
     flag, paths = "--checkpoint", [config.checkpoint]
     if is_run:
         flag = "--model_dir"
-        paths = new_checkpoints(config.model_dir, last_step, config.eval_timeout)
+        paths = new_checkpoints(
+            config.model_dir,
+            last_step,
+            config.eval_timeout,
+            all_steps=config.keep_best or config.eval_epochs > 0,
+        )
     evaluator = None
     with contextlib.ExitStack() as stack:
         for path in paths:
@@ -588,7 +628,9 @@ def evaluate_checkpoints(
                     for line in loaded.lines:
                         console.log(line)
                 step = checkpoint_files.step_from_prefix(path) if is_run else loaded.file.step or 0
-                results = evaluator.evaluate_and_write(step, not loaded.not_loaded)
+                results = evaluator.evaluate_and_write(
+                    step, not loaded.not_loaded, loaded.file.digest()
+                )
                 if is_run and context.is_chief and not loaded.not_loaded:
                     export(path, results)
             except (tf.errors.OpError, UserError) as error:

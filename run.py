@@ -77,8 +77,8 @@ import evaluate
 import metrics
 import model as model_lib
 import train
-from checkpoints import inspection, lock, run_directory
-from checkpoints.run_directory import Recorded, RunContext
+from checkpoints import inspection, lock, run_directory, weight_files
+from checkpoints.run_directory import RunContext
 from export import saving
 from inference import gallery
 from runtime import devices, progress, signals, workers
@@ -120,15 +120,16 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
         config, lines = checks.complete(config, source, given, recorded, new_seed)
         for line in network_lines + lines:
             console.log(line)
-        context = RunContext(config, source, strategy, is_chief, stop)
-        checks.check(context, recorded)
+        context = RunContext(config, source, strategy, is_chief, stop, recorded=recorded)
+        checks.check(context)
+        context = context.replace(trained_examples=checks.count_trained_examples(context))
         if config.mode == "eval":
             _prepare_source(context)
-            _evaluate(context, recorded)
+            _evaluate(context)
             return
         with lock.Lock(config.model_dir) if is_chief else contextlib.nullcontext() as run_lock:
             context = context.replace(lock=run_lock)
-            _prepare_directory(context, recorded)
+            _prepare_directory(context)
             _prepare_source(context)
             # Reports too few labels before training.
             labeled_source = evaluate.select_labels(config, source)
@@ -185,31 +186,43 @@ def _prepare_source(context: RunContext) -> None:
         console.log(f"warning: {line}")
 
 
-def _prepare_directory(context: RunContext, recorded: Recorded) -> None:
+def _prepare_directory(context: RunContext) -> None:
     """Cleans up the run directory, and checks that no other process has started a run in it."""
     model_dir = context.config.model_dir
     if not context.is_chief:
         return
     run_directory.remove_temporary_files(model_dir)
-    if run_directory.read_run(model_dir).settings != recorded.settings:
+    if run_directory.read_run(model_dir).settings != context.recorded.settings:
         raise UserError(
             f"--model_dir={model_dir}: another process has started a run in this directory. Run the"
             " same command again, or choose another directory."
         )
 
 
-def _evaluate(context: RunContext, recorded: Recorded) -> None:
-    """Evaluates the weights in `--checkpoint`, or evaluates and exports all checkpoints of the run in `--model_dir`."""
-    config, last_step = context.config, None
-    if config.checkpoint in (None, recorded.settings.get("checkpoint")):
-        last_step = config.train_steps or _count_steps(context, recorded)
+def _evaluate(context: RunContext) -> None:
+    """Evaluates the weights in `--checkpoint`, or evaluates and exports checkpoints of the run in `--model_dir`.
+
+    Results of weights that are not the run's are written to a sub-directory.
+    """
+    config, last_step, settings = context.config, None, context.recorded.settings
+    if config.checkpoint in (None, settings.get("checkpoint")):
+        last_step = config.train_steps or _count_steps(context)
+    elif settings and not config.eval_name:
+        file = weight_files.open_weights(config.checkpoint)
+        if not run_directory.contains(config.model_dir, file.path):
+            config = config.replace(eval_name=f"other_{file.digest()[:8]}")
+            context = context.replace(config=config)
+            console.log(
+                f"results: {evaluate.results_dir(config)} (the weights in {config.checkpoint} are"
+                f" not those of the run in {config.model_dir})"
+            )
     export = functools.partial(saving.export_to_model_dir, config, evaluate.results_dir(config))
     evaluate.evaluate_checkpoints(context, last_step, export)
 
 
-def _count_steps(context: RunContext, recorded: Recorded) -> int:
+def _count_steps(context: RunContext) -> int:
     """Returns the last step of a run, computed from the settings for the training length."""
-    split = recorded.settings.get("train_split", context.config.train_split)
+    split = context.recorded.settings.get("train_split", context.config.train_split)
     num_examples = datasets.check_split(context.source, "train_split", split)
     return model_lib.count_steps(context.config, num_examples).train
 

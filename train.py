@@ -16,7 +16,7 @@ import evaluate
 import metrics
 import model as model_lib
 import simclr
-from checkpoints import checkpoint_files, restoring, run_directory
+from checkpoints import checkpoint_files, restoring, run_directory, weight_files
 from checkpoints.run_directory import RunContext
 from checkpoints.training_log import TrainingLog
 from checkpoints.training_state import TrainingState
@@ -291,22 +291,30 @@ def build_training_state(context: RunContext, directory: str) -> TrainingState:
         restored = state.restore_newest(config.model_dir, context.strategy)
         if restored is not None:
             console.log(f"resumed at step {state.step} from {restored}")
+            state.initial_weights = context.recorded.initial_weights
         else:
-            _initialize_weights(config, model, source.class_names)
+            state.initial_weights = _initialize_weights(context, model)
     return state
 
 
-def _initialize_weights(
-    config: Config, model: model_lib.Model, class_names: list[str] | None
-) -> None:
-    """Loads the weights from `--checkpoint` into a new run's model, and zeros the linear head if requested."""
+def _initialize_weights(context: RunContext, model: model_lib.Model) -> dict | None:
+    """Loads the weights from `--checkpoint` into a new run's model, and zeros the linear head if requested.
+
+    Returns:
+      The path and the digest of the loaded weights. A run that was stopped before its first
+      checkpoint starts from the same weights again, even if `--checkpoint` is a directory with newer
+      ones.
+    """
+    config, initial_weights = context.config, None
     if config.checkpoint:
+        path = _initial_path(config, context.recorded.initial_weights)
         required = (
             ("encoder", "projection head")
             if not config.pretraining and config.linear_head_on_projections
             else ("encoder",)
         )
-        loaded = restoring.warm_start(model, config.checkpoint, required, class_names)
+        loaded = restoring.warm_start(model, path, required, context.source.class_names)
+        initial_weights = dict(path=loaded.file.path, digest=loaded.file.digest())
         for line in loaded.lines:
             console.log(line)
         if not (
@@ -321,6 +329,22 @@ def _initialize_weights(
     if config.zero_init_logits_layer:
         for variable in model.supervised_head.variables:
             variable.assign(tf.zeros_like(variable))
+    return initial_weights
+
+
+def _initial_path(config: Config, recorded: dict | None) -> str:
+    """Returns the path of the weights that a run starts from. `recorded` describes those of its first start."""
+    if recorded is None or config.allow_flag_changes:
+        return config.checkpoint
+    for path in (config.checkpoint, recorded["path"]):
+        with contextlib.suppress(UserError):
+            if weight_files.open_weights(path).digest() == recorded["digest"]:
+                return path
+    raise UserError(
+        f"--checkpoint={config.checkpoint}: the weights that the run in {config.model_dir} started"
+        f" from ({recorded['path']}) have changed or were deleted. Restore them, choose another"
+        " --model_dir, or accept the change with --allow_flag_changes."
+    )
 
 
 def _log_header(
@@ -422,7 +446,8 @@ def train(context: RunContext) -> TrainingResult:
         context.check_lock()
         # Write only after restoring has succeeded, since invalid settings must not replace the
         # run's own settings.
-        run_directory.write_start(context, directory, steps.train)
+        run_directory.write_start(context, directory, steps.train, state.initial_weights)
+        state.prune()  # The process may have been stopped after it saved the newest checkpoint.
         log = TrainingLog(directory, step, config, steps.train, num_examples, is_chief)
         stack.callback(log.close)
         if step == 0 and is_chief:
@@ -452,6 +477,7 @@ def train(context: RunContext) -> TrainingResult:
             saves = is_stopping or step == next_save
             if saves:
                 checkpoint = _save(config, state, means, checkpoint)
+                state.prune()
             log.write_row(saves, is_last=is_stopping or step == steps.train)
             if is_stopping:
                 # `directory` may be temporary.

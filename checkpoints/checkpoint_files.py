@@ -1,8 +1,8 @@
 """Checkpoint files: listing, writing, checking and pruning checkpoints.
 
 The checkpoint of step N is complete if its directory contains `ckpt-N.index` and all files
-`ckpt-N.data-<i>-of-<n>`. TensorFlow writes the index last, and creates it before it fills it, so an
-empty index does not count. Files are listed and deleted by exact name. This module also writes the
+`ckpt-N.data-<i>-of-<n>`. The index is written last. An empty index, which a crash of the machine may
+leave, does not count. Files are listed and deleted by exact name. This module also writes the
 `checkpoint` file for TensorFlow's functions, but never reads it itself.
 """
 
@@ -20,6 +20,7 @@ from runtime import storage
 READ_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
 _FILE_NAME = re.compile(r"ckpt-(0|[1-9]\d{0,17})\.(?:index|data-(\d{5})-of-(\d{5}))")
 _READ_BYTES = 2**24
+_SCRATCH = "ckpt_"  # label of temporary directories
 
 
 def _files_by_step(directory: str) -> dict[int, list[str]]:
@@ -103,27 +104,57 @@ def latest_checkpoint(directory: str) -> str | None:
     return checkpoint_prefix(directory, steps[-1]) if steps else None
 
 
-def save(checkpoint: tf.train.Checkpoint, directory: str, step: int, keep: int) -> str:
-    """Writes a checkpoint and deletes old ones.
+def save(checkpoint: tf.train.Checkpoint, directory: str, step: int) -> str:
+    """Writes a checkpoint durably. Call this function only while holding a lock on the directory.
+
+    On a local disk, the files are written to a temporary directory, and then renamed, the index
+    last. A process that is killed therefore leaves data files without an index, or nothing. In
+    object storage, where renaming is copying, TensorFlow writes the index last.
 
     Args:
       checkpoint: contains the objects to write. Its `save_counter`, which the original also writes,
         is incremented.
       directory: directory for `ckpt-<step>`.
       step: the step of the checkpoint.
-      keep: number of checkpoints to keep, including this one. Incomplete checkpoints and
-        checkpoints of later steps, which this run did not write, are neither counted nor deleted.
 
     Returns:
       The prefix of the checkpoint.
     """
     checkpoint.save_counter.assign_add(1)
-    prefix = checkpoint.write(checkpoint_prefix(directory, step))
+    prefix = checkpoint_prefix(directory, step)
+    if "://" in directory:
+        return checkpoint.write(prefix)
+    remove_unfinished(directory)
+    with storage.scratch_beside(prefix, _SCRATCH) as scratch:
+        checkpoint.write(os.path.join(scratch, os.path.basename(prefix)))
+        names = sorted(os.listdir(scratch), key=lambda name: (name.endswith(".index"), name))
+        if os.path.exists(f"{prefix}.index"):
+            os.remove(f"{prefix}.index")
+        storage.rename(
+            {os.path.join(scratch, name): os.path.join(directory, name) for name in names}
+        )
+    return prefix
+
+
+def remove_unfinished(directory: str) -> None:
+    """Deletes what killed processes left in a local directory. Call this only while holding a lock on it."""
+    storage.remove_scratch(directory, _SCRATCH)
+
+
+def prune(directory: str, step: int, keep: int) -> None:
+    """Deletes old checkpoints, and writes the `checkpoint` file.
+
+    Args:
+      directory: directory of the checkpoints.
+      step: step of the newest checkpoint of the run. Incomplete checkpoints and checkpoints of
+        later steps, which the run did not write, are neither counted nor deleted.
+      keep: number of checkpoints to keep.
+    """
     steps = [other for other in list_steps(directory) if other <= step]
-    _write_state(directory, steps[-keep:])
+    if steps:
+        _write_state(directory, steps[-keep:])
     for other in steps[:-keep]:
         remove(directory, other)
-    return prefix
 
 
 def remove(directory: str, step: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from checkpoints import architecture, run_directory, weight_files
+from checkpoints import architecture, computed_from, run_directory, weight_files
 from checkpoints.run_directory import Recorded
 from checkpoints.weight_files import WeightFile
 from config import Config, select_settings, settings_with
@@ -45,6 +45,7 @@ class CheckpointInfo:
     has_training_config: bool
     step: int | None
     multi_label: bool
+    trained_on: str | None  # `data_digest` of the training data
     file: WeightFile
 
 
@@ -116,11 +117,30 @@ def inspect_checkpoint(
     )
     results = None
     if not file.is_torch:
-        results = description.get("results") or storage.read_json(
+        results = description.get("results") or storage.read_own_json(
             os.path.join(directory, f"result_{file.step}.json")
         )
+        # The file may describe other weights, such as those of another run at the same step.
+        if results and results.get(computed_from.KEY, {}).get("weights") != file.digest():
+            results = None
     step = description.get("step") if file.step is None else file.step
-    return CheckpointInfo(config, names, results, settings is not None, step, multi_label, file)
+    return CheckpointInfo(
+        config,
+        names,
+        results,
+        settings is not None,
+        step,
+        multi_label,
+        _training_data(file, description),
+        file,
+    )
+
+
+def _training_data(file: WeightFile, description: dict) -> str | None:
+    """Returns the `data_digest` of the data that the network in a weight file was trained on, if it is recorded."""
+    if file.is_torch:
+        return None
+    return description.get("trained_on") or run_directory.training_data(os.path.dirname(file.path))
 
 
 def read_recorded(config: Config) -> Recorded:
@@ -135,11 +155,13 @@ def read_recorded(config: Config) -> Recorded:
         return recorded
     if recorded.settings and config.checkpoint in (None, recorded.settings.get("checkpoint")):
         network, path = recorded.settings, config.model_dir
+        trained_on = run_directory.training_data(path)
     elif config.checkpoint is None:
         return recorded
     else:
         file, path = weight_files.open_weights(config.checkpoint), config.checkpoint
-        settings = _recorded_settings(file)[1] or {}
+        description, settings = _recorded_settings(file)
+        trained_on, settings = _training_data(file, description), settings or {}
         training = {name: settings[name] for name in ("dataset", "train_split") if name in settings}
         network = {**training, **(network_flags(file, with_head_input=True) or {})}
-    return dataclasses.replace(recorded, network=network, network_path=path)
+    return dataclasses.replace(recorded, network=network, network_path=path, trained_on=trained_on)

@@ -6,6 +6,7 @@ before it acquires the lock, and thus erases the owner's name.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -100,22 +101,22 @@ class Lock:
         self._file.flush()
 
     def _acquire(self, wait: bool) -> None:
-        is_logged = False
+        is_first = True
         while True:
-            try:
-                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if not wait:
-                    self._file.seek(0)
-                    owner = self._file.read(_MAX_OWNER_CHARACTERS).strip() or "another process"
-                    raise InUse(
-                        f"{self._argument}: the directory is in use by {owner}. Wait for that run"
-                        " to end, stop it, or choose another directory.",
-                        owner,
-                    ) from error
-            if not is_logged:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            if not wait and not is_first:  # `is_held` also holds the lock, but only for a moment.
+                self._file.seek(0)
+                owner = self._file.read(_MAX_OWNER_CHARACTERS).strip() or "another process"
+                raise InUse(
+                    f"{self._argument}: the directory is in use by {owner}. Wait for that run to"
+                    " end, stop it, or choose another directory.",
+                    owner,
+                )
+            if wait and is_first:
                 console.log(f"waiting for another process to release {self._path}")
-                is_logged = True
+            is_first = False
             signals.safe_point()
             time.sleep(_POLL_SECONDS)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -233,14 +232,9 @@ def warm_start(
 
 
 def weights_digest(model: keras.Model) -> str:
-    """Returns the SHA-256 of the names and float32 values of a model's variables.
-
-    The digest depends only on the weights as they were loaded, so it is the same for all formats.
-    """
-    digest = hashlib.sha256()
-    for key, variable in sorted(variables_by_key(model=model).items()):
-        digest.update(key.encode() + variable.numpy().astype(np.float32).tobytes())
-    return digest.hexdigest()
+    """Returns the `weight_files.digest` of a model's weights."""
+    variables = variables_by_key(model=model)
+    return weight_files.digest(lambda key: variables[key].numpy(), variables)
 
 
 def open_network(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -23,19 +24,17 @@ from sources.source import Source
 _FLAGS, _DATA = "flags.json", "data.json"
 # Key in flags.json; the number of steps also depends on the number of training examples.
 _LAST_STEP = "last_step"
+_INITIAL_WEIGHTS = "initial_weights"
 _RECENT_SECONDS = 600  # Newer temporary files may belong to a running evaluation.
-_SHARDS_DIR = re.compile(r"ckpt-\d+_temp")
-_SHARD = re.compile(r"part-\d{5}-of-\d{5}\.(index|data-\d{5}-of-\d{5})(\.tempstate\d+)?")
 _TEMPORARY_FILE = re.compile(
-    r"ckpt-\d+\.(index|data-\d{5}-of-\d{5})\.tempstate\d+|checkpoint\.tmp[0-9a-f]{32}"
-    rf"|.+\.\d+{re.escape(storage.TEMPORARY_SUFFIX)}"
+    rf"{re.escape(storage.TEMP_PREFIX)}[0-9a-f]{{16}}|checkpoint\.tmp[0-9a-f]{{32}}"
 )
 
 
 def check_writable(directory: str) -> None:
     """Creates a run directory. Raises `UserError` if files cannot be written to it."""
     try:
-        tf.io.gfile.makedirs(directory)
+        storage.makedirs(directory)
         if "://" not in directory:
             with tempfile.TemporaryFile(dir=directory) as file:
                 file.write(b"test")  # Creating an empty file succeeds even on a full disk.
@@ -50,34 +49,25 @@ def check_writable(directory: str) -> None:
 def remove_temporary_files(directory: str) -> None:
     """Deletes temporary files left by killed processes. Call this function only while holding the directory lock.
 
-    Deletes only files with names that TensorFlow or this program uses, and skips directories that
-    contain other files. Recent temporary files are kept, because a running evaluation may own them.
+    Deletes only what has names that TensorFlow or this program uses. Recent temporary files are
+    kept, because a running evaluation may own them.
     """
+    checkpoint_files.remove_unfinished(directory)
     for name in tf.io.gfile.listdir(directory):
-        name = name.rstrip("/")
         path = os.path.join(directory, name)
-        if os.path.islink(path):
-            continue
-        if _SHARDS_DIR.fullmatch(name) and tf.io.gfile.isdir(path):
-            _remove_shards(path)
-        elif (
-            _TEMPORARY_FILE.fullmatch(name)
-            and not tf.io.gfile.isdir(path)
-            and (
-                not name.endswith(storage.TEMPORARY_SUFFIX)
-                or time.time() - tf.io.gfile.stat(path).mtime_nsec / 1e9 > _RECENT_SECONDS
-            )
+        is_temporary = _TEMPORARY_FILE.fullmatch(name) and not os.path.islink(path)
+        if (
+            is_temporary
+            and storage.is_file(path)
+            and time.time() - tf.io.gfile.stat(path).mtime_nsec / 1e9 > _RECENT_SECONDS
         ):
             tf.io.gfile.remove(path)
 
 
-def _remove_shards(directory: str) -> None:
-    """Deletes the directory of a partially written checkpoint, unless it contains other files."""
-    names = tf.io.gfile.listdir(directory)
-    if all(_SHARD.fullmatch(name) for name in names):
-        for name in names:
-            tf.io.gfile.remove(os.path.join(directory, name))
-        tf.io.gfile.rmtree(directory)
+def contains(model_dir: str, path: str) -> bool:
+    """Returns whether the weights at `path` belong to the run in `model_dir`: its checkpoints, best/ or SavedModels."""
+    place = os.path.relpath(os.path.realpath(os.path.dirname(path)), os.path.realpath(model_dir))
+    return re.fullmatch(r"\.|best|saved_model/\d+/variables", place) is not None
 
 
 # ------------------------------------------------------------------------------------------------------- settings
@@ -95,6 +85,8 @@ class RunContext:
       stop: handler of stop signals. When any worker receives a signal, training saves a checkpoint
         and raises `errors.Stopped`.
       lock: lock on `config.model_dir`, held by the chief while it trains; otherwise, None.
+      recorded: what the run or the checkpoint recorded.
+      trained_examples: number of images in `config.eval_split` that were also used for training.
     """
 
     config: Config
@@ -103,6 +95,8 @@ class RunContext:
     is_chief: bool
     stop: signals.StopSignals
     lock: lock_lib.Lock | None = None
+    recorded: Recorded = dataclasses.field(default_factory=lambda: Recorded())
+    trained_examples: int = 0
 
     def replace(self, **changes: Any) -> RunContext:
         """Returns a copy with some attributes changed."""
@@ -124,9 +118,11 @@ class Recorded:
       data: result of `Source.describe_data`.
       class_names: names of the classes.
       has_checkpoints: whether the directory contains checkpoints.
+      initial_weights: path and digest of the weights in `--checkpoint` that the run started from.
       network: settings of the network in the weights to evaluate or to fine-tune; see
         `checks.adopt`.
       network_path: the run or checkpoint that `network` describes.
+      trained_on: `data_digest` of the data that the network was trained on, if known.
     """
 
     settings: dict = dataclasses.field(default_factory=dict)
@@ -134,8 +130,10 @@ class Recorded:
     data: dict = dataclasses.field(default_factory=dict)
     class_names: list[str] | None = None
     has_checkpoints: bool = False
+    initial_weights: dict | None = None
     network: dict = dataclasses.field(default_factory=dict)
     network_path: str | None = None
+    trained_on: str | None = None
 
 
 def _read(directory: str, name: str) -> dict:
@@ -160,10 +158,11 @@ def read_run(directory: str | None) -> Recorded:
     """
     if directory is None:
         return Recorded()
-    last_step = _read(directory, _FLAGS).get(_LAST_STEP)
+    flags = _read(directory, _FLAGS)
     return Recorded(
         settings=read_flags(directory) or {},
-        last_step=last_step if isinstance(last_step, int) else None,
+        last_step=flags.get(_LAST_STEP),
+        initial_weights=flags.get(_INITIAL_WEIGHTS),
         data=_read(directory, _DATA),
         class_names=weight_files.read_classes(directory)[0],
         has_checkpoints=bool(checkpoint_files.list_steps(directory)),
@@ -175,27 +174,23 @@ def write_flags(
     config: Config,
     class_names: list[str] | None,
     multi_label: bool = False,
-    last_step: int | None = None,
+    **others: Any,
 ) -> None:
-    """Writes flags.json and classes.json."""
-    flags = config.settings()
-    storage.write_json(
-        os.path.join(directory, _FLAGS),
-        flags if last_step is None else {**flags, _LAST_STEP: last_step},
-    )
+    """Writes flags.json, with the settings and `others`, and classes.json."""
+    storage.write_json(os.path.join(directory, _FLAGS), {**config.settings(), **others})
     storage.write_json(
         os.path.join(directory, weight_files.CLASSES_FILE),
-        dict(names=class_names, multi_label=True) if multi_label else class_names,
+        dict(names=class_names, multi_label=multi_label),
     )
 
 
 def copy_flags(
     config: Config, class_names: list[str] | None, multi_label: bool, directory: str
 ) -> None:
-    """Copies the training run's flags.json and classes.json to `directory`, or writes them if they are missing."""
+    """Copies the files that describe the training run to `directory`, or writes them if they are missing."""
     write_flags(directory, config, class_names, multi_label)
-    for name in (_FLAGS, weight_files.CLASSES_FILE):
-        content = storage.read_json(os.path.join(config.model_dir, name), (dict, list))
+    for name in (_FLAGS, weight_files.CLASSES_FILE, _DATA):
+        content = storage.read_own_json(os.path.join(config.model_dir, name), (dict, list))
         if content is not None:
             storage.write_json(os.path.join(directory, name), content)
 
@@ -214,10 +209,23 @@ def setting_changes(config: Config, recorded: Recorded) -> dict[str, str]:
 # ----------------------------------------------------------------------------------------------------------- data
 
 
-def write_start(context: RunContext, directory: str, last_step: int) -> None:
+def data_digest(description: dict) -> str:
+    """Returns 16 hexadecimal digits of the SHA-256 of a result of `Source.describe_data`."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def training_data(directory: str) -> str | None:
+    """Returns the `data_digest` of the data that a run was trained on, or None if data.json is missing."""
+    description = _read(directory, _DATA)
+    return data_digest(description) if description else None
+
+
+def write_start(
+    context: RunContext, directory: str, last_step: int, initial_weights: dict | None = None
+) -> None:
     """Writes flags.json, classes.json and data.json, which describe the start of a run."""
-    source = context.source
-    write_flags(directory, context.config, source.class_names, source.multi_label, last_step)
+    source, start = context.source, {_LAST_STEP: last_step, _INITIAL_WEIGHTS: initial_weights}
+    write_flags(directory, context.config, source.class_names, source.multi_label, **start)
     storage.write_json(os.path.join(directory, _DATA), source.describe_data())
 
 

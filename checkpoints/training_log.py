@@ -58,7 +58,7 @@ class TrainingLog:
         self._progress = progress.Progress(
             step, num_steps, self._batch_size, is_chief and step < num_steps
         )
-        self.writer = tf.summary.create_file_writer(os.path.join(directory, "train"))
+        self.writer = storage.event_writer(os.path.join(directory, "train"))
         settings = [
             f"| {name} | {json.dumps(value)} |" for name, value in config.settings().items()
         ]
@@ -127,7 +127,7 @@ class TrainingLog:
 
     def add_results(self, step: int, results: Mapping[str, float]) -> None:
         """Adds the results of an evaluation, and writes history.csv and curves.png, but no TensorBoard events."""
-        self._results = {name: value for name, value in results.items() if name != "global_step"}
+        self._results = {name: value for name, value in results.items() if isinstance(value, float)}
         row = {"step": step, **self._results}
         # When a run resumes, the evaluation of its last step is repeated.
         self._rows = [

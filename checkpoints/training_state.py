@@ -23,12 +23,16 @@ _OTHER_CAUSES = (
 
 @dataclasses.dataclass
 class TrainingState:
-    """A run's model, optimizer and step, and its checkpoint directory."""
+    """A run's model, optimizer and step, its checkpoint directory, and the weights that it started from.
+
+    `initial_weights` contains the path and the digest of the weights in `--checkpoint`, if any.
+    """
 
     model: keras.Model
     optimizer: keras.optimizers.legacy.Optimizer
     directory: str
     keep: int
+    initial_weights: dict | None = None
 
     def __post_init__(self) -> None:
         self._checkpoint = tf.train.Checkpoint(
@@ -41,8 +45,18 @@ class TrainingState:
         return int(self.optimizer.iterations.numpy())
 
     def save(self) -> str:
-        """Writes ckpt-<step>, deletes all but the newest `keep` checkpoints, and returns the new prefix."""
-        return checkpoint_files.save(self._checkpoint, self.directory, self.step, self.keep)
+        """Writes ckpt-<step>, and returns its prefix."""
+        return checkpoint_files.save(self._checkpoint, self.directory, self.step)
+
+    def prune(self) -> None:
+        """Deletes all but the newest `keep` checkpoints. If this fails, logs a warning."""
+        try:
+            checkpoint_files.prune(self.directory, self.step, self.keep)
+        except (tf.errors.OpError, OSError) as error:
+            console.log(
+                f"warning: old checkpoints in {self.directory} could not be deleted"
+                f" ({first_line(error)})"
+            )
 
     def restore_newest(self, directory: str, strategy: tf.distribute.Strategy) -> str | None:
         """Restores the newest checkpoint in `directory` that can be restored, on all workers.
@@ -64,7 +78,7 @@ class TrainingState:
             name, missing_file = f"ckpt-{step}", missing.pop(step)
             problem = f"{name} is incomplete ({missing_file} is missing)"
             try:
-                if missing_file is None:
+                if missing_file != f"{name}.index":
                     self.resume(checkpoint_files.checkpoint_prefix(directory, step))
                     restored = step
                     continue

@@ -8,8 +8,9 @@ SavedModel graphs are never executed.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,21 @@ class WeightFile:
                 ) from error
 
         return read
+
+    def digest(self) -> str:
+        """Returns the `digest` of all weights in the file. May raise `UnreadableWeights`."""
+        return digest(self.reader(), self.tensors)
+
+
+def digest(read: Callable[[str], np.ndarray], keys: Iterable[str]) -> str:
+    """Returns the SHA-256 of checkpoint keys and the float32 values that `read` returns for them.
+
+    The digest depends only on the weights, so it is the same for all formats.
+    """
+    sha = hashlib.sha256()
+    for key in sorted(keys):
+        sha.update(key.encode() + read(key).astype(np.float32).tobytes())
+    return sha.hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------------ locating
@@ -277,7 +293,12 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
     """
     path = os.path.join(directory, CLASSES_FILE)
     content = storage.read_own_json(path, (dict, list, type(None)))
-    return (content["names"], True) if isinstance(content, dict) else (content, False)
+    if not isinstance(content, dict):
+        content = dict(names=content, multi_label=False)
+    names = content.get("names")
+    if storage.is_list_of_strings(names) and len(set(names)) < len(names):
+        raise UserError(f"{path}: a class name occurs twice. Restore the file.")
+    return names, content.get("multi_label", False)
 
 
 def _find_tensors(

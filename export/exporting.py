@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pathlib
 import tarfile
@@ -66,7 +67,18 @@ def write_archive(saved_model: str, path: str) -> str:
     """Writes a TF Hub archive (.tar.gz) with a model card (.md) next to it, and returns the path of the card."""
     card_path = f"{path.removesuffix(_SUFFIX)}.md"
     with storage.replacing(path, card_path) as (temporary_path, temporary_card):
-        with tarfile.open(temporary_path, "w:gz") as tar:
-            tar.add(os.path.realpath(saved_model), arcname=".")
+        with (
+            open(temporary_path, "wb") as raw,
+            gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as compressed,
+            tarfile.open(fileobj=compressed, mode="w") as tar,
+        ):
+            tar.add(os.path.realpath(saved_model), arcname=".", filter=_anonymous)
         pathlib.Path(temporary_card).write_text(model_card.model_card(saved_model), "utf-8")
     return card_path
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Removes the owner and the time from an archive member, so that equal files lead to equal archives."""
+    member.uid = member.gid = member.mtime = 0
+    member.uname = member.gname = "root"
+    return member

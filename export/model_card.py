@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 
-from checkpoints import weight_files
+from checkpoints import computed_from, weight_files
 from runtime import console
 
 _TRAINED = {
@@ -38,11 +38,16 @@ def model_card(saved_model: str) -> str:
     settings = "\n".join(
         f"    --{_escape_html(name)}={_escape_html(value)}" for name, value in sorted(flags.items())
     )
-    results = "\n".join(
+    results = description.get("results") or {}
+    lines = [
         f"| {escape_markdown(name)} | {value:.4f} |"
-        for name, value in sorted((description.get("results") or {}).items())
+        for name, value in sorted(results.items())
         if isinstance(value, float)
-    )
+    ]
+    if lines:
+        images = _evaluated_images(results[computed_from.KEY])
+        lines = [images, "", "| metric | value |", "|---|---|", *lines]
+    table = "\n".join(lines) or "None recorded."
     classes = description.get("class_names")
     data = (
         " Trained on {dataset} ({train_split}).".format(
@@ -81,5 +86,20 @@ classes of the linear head: {class_list(classes) if classes else 0}.
 
 ## Results
 
-{f"| metric | value |{chr(10)}|---|---|{chr(10)}{results}" if results else "None recorded."}
+{table}
 """
+
+
+def _evaluated_images(record: dict) -> str:
+    """Returns a sentence that describes the images on which results were computed, in Markdown."""
+    trained = (
+        f" **{record['trained_examples']:,} of these images were also used for training.**"
+        if record["trained_examples"]
+        else ""
+    )
+    labels = f"{100 * record['label_fraction']:g} % of the labels of {record['train_split']}"
+    return (
+        f"Evaluated on {record['examples']:,} images of {escape_markdown(record['dataset'])}"
+        f" ({escape_markdown(record['split'])}).{trained} Logistic regression and nearest neighbors"
+        f" use {escape_markdown(labels)}."
+    )

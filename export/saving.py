@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from checkpoints.lock import EXPORT, Lock
 from config import Config, settings_with
 from runtime import console, storage
 from runtime.errors import UserError
+from runtime.paths import without_directories
 
 # The files of a SavedModel. Without the first, a directory does not count as a SavedModel.
 FILES = (
@@ -140,11 +140,13 @@ def export(
         results=results or info.results or {},
         eval_center_crop=config.eval_center_crop,
         flags=_training_flags(config) if info.has_training_config else None,
+        trained_on=info.trained_on,
     )
     is_remote = "://" in export_dir
     with contextlib.nullcontext() if is_remote else storage.scratch_beside(export_dir) as scratch:
         # Object storage cannot rename directories.
         directory = export_dir if is_remote else os.path.join(scratch, "saved_model")
+        storage.makedirs(os.path.join(directory, "variables"))
         tf.saved_model.save(module, directory, signatures=signatures)
         # TensorFlow does not read the directory assets.extra.
         storage.write_json(os.path.join(directory, weight_files.DESCRIPTION_FILE), description)
@@ -152,15 +154,15 @@ def export(
         if is_remote:
             return
         if not os.path.lexists(export_dir):
-            os.rename(directory, export_dir)
+            storage.rename({directory: export_dir})
             return
         remove(export_dir)
         for name in reversed(FILES):
             path = os.path.join(export_dir, name)
             if _has_link(export_dir, name):
                 raise UserError(f"{path}: links are not replaced. Remove the link.")
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            shutil.move(os.path.join(directory, name), path)
+            storage.makedirs(os.path.dirname(path))
+            storage.rename({os.path.join(directory, name): path})
 
 
 def _has_link(saved_model: str, name: str) -> bool:
@@ -186,7 +188,11 @@ def remove(saved_model: str) -> None:
 def _training_flags(config: Config) -> dict[str, Any]:
     """Returns the settings to record: data, mode, training length, and other settings that differ from the defaults."""
     always = ("dataset", "train_split", "train_mode", *settings_with("length"))
-    return {**{name: getattr(config, name) for name in always}, **config.identity()}
+    flags = {**{name: getattr(config, name) for name in always}, **config.identity()}
+    for name in ("dataset", "checkpoint"):  # A SavedModel may be published.
+        if name in flags:
+            flags[name] = without_directories(flags[name])
+    return flags
 
 
 def export_to_model_dir(
@@ -243,7 +249,5 @@ def export_to_model_dir(
             remove(os.path.join(root, str(other)))
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.join(root, str(other)))
-        for name in names:  # The lock excludes other processes, so these were killed.
-            if name.startswith(storage.TEMP_PREFIX):
-                shutil.rmtree(os.path.join(root, name))
+        storage.remove_scratch(root)
     return path

@@ -28,6 +28,13 @@ def hashed_name(name: str, values: Mapping[str, object]) -> str:
     return f"{name}_{digest[:8]}"
 
 
+def without_directories(path: str) -> str:
+    """Returns the last component of a local path or of folder:PATH, which may be published. Keeps other names."""
+    prefix, path = ("folder:", path[7:]) if path.startswith("folder:") else ("", path)
+    is_path = prefix or path.startswith(("/", ".", "~"))
+    return prefix + os.path.basename(path.rstrip("/")) if is_path else path
+
+
 _PATTERN_CHARACTERS = "*?[\\"
 # Surrogates stand for non-UTF-8 bytes.
 _CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
+import secrets
+import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,17 +19,22 @@ import tensorflow as tf
 
 from runtime.errors import UserError, first_line
 
-# Prefix of the temporary directories in which files are written before they are renamed.
+# Prefix of the names of temporary files and directories, which are renamed when they are complete.
 TEMP_PREFIX = ".simclr_unfinished_"
+_CHECKSUM = "checksum"
 NOTHING_WRITTEN = "nothing was written; run the same command again"
-# Longer names are truncated, because temporary file names are limited to 255 bytes.
-_MAX_NAME_BYTES = 200
-TEMPORARY_SUFFIX = ".simclr_tmp"  # after the name of the file and the process ID
 
 
 def write_json(path: str, content: dict | list) -> None:
-    """Writes `content` to a JSON file atomically (see `write_bytes`)."""
+    """Writes `content` to a JSON file atomically (see `write_bytes`). Adds a checksum to a dict."""
+    if isinstance(content, dict):
+        content = json.loads(json.dumps(content))  # The keys may be numbers.
+        content[_CHECKSUM] = _checksum(content)
     write_bytes(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _checksum(content: dict) -> str:
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
 
 
 def write_arrays(path: str, **arrays: Any) -> None:
@@ -36,36 +45,106 @@ def write_arrays(path: str, **arrays: Any) -> None:
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Writes a file atomically and creates its directory if necessary. If writing fails, the old content is kept.
+    """Writes a file atomically and durably, and creates its directory if necessary.
+
+    If writing fails, the old content is kept. Object storage replaces whole objects, so that paths
+    with `://` are written directly.
 
     Raises:
       UserError: the file cannot be written, for example because the disk is full.
     """
-    directory, name = os.path.split(path)
-    name = name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
-    temporary = os.path.join(directory, f"{name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    directory = os.path.dirname(path)
     try:
-        if directory:
-            tf.io.gfile.makedirs(directory)
-        with tf.io.gfile.GFile(temporary, "wb") as file:
-            file.write(content)
-        tf.io.gfile.rename(temporary, path, overwrite=True)
-    except tf.errors.OpError as error:
-        with contextlib.suppress(tf.errors.OpError):
-            tf.io.gfile.remove(temporary)  # Otherwise, the temporary file would waste disk space.
+        makedirs(directory)
+        if "://" in path:
+            with tf.io.gfile.GFile(path, "wb") as file:
+                file.write(content)
+            return
+        # Unlike `tempfile`, `open` gives the file the permissions that the umask allows.
+        temporary = os.path.join(directory, f"{TEMP_PREFIX}{secrets.token_hex(8)}")
+        try:
+            with open(temporary, "xb") as file:
+                file.write(content)
+            rename({temporary: path})
+        except BaseException:
+            with contextlib.suppress(OSError):  # The file may not exist.
+                os.remove(temporary)
+            raise
+    except (OSError, tf.errors.OpError) as error:
         raise UserError(
-            f"{path}: the file cannot be written ({first_line(error)}). Free disk space or fix the "
-            "permissions, and run the same command again."
+            f"{path}: the file cannot be written ({getattr(error, 'strerror', None) or first_line(error)})."
+            " Free disk space or fix the permissions, and run the same command again."
         ) from error
 
 
+def makedirs(directory: str) -> None:
+    """Creates a directory and its parents if necessary. The umask determines the permissions."""
+    if "://" in directory:
+        tf.io.gfile.makedirs(directory)
+    elif directory:
+        os.makedirs(directory, exist_ok=True)  # TensorFlow would not allow the group to write.
+
+
+def event_writer(directory: str) -> tf.summary.SummaryWriter:
+    """Returns a writer of TensorBoard events, and creates the directory if necessary."""
+    makedirs(directory)
+    return tf.summary.create_file_writer(directory)
+
+
+def rename(targets: Mapping[str, str]) -> None:
+    """Renames local files or directories in order, so that they survive a power failure.
+
+    The contents are written to the disk before the first renaming, and the directory of the last
+    target after the last one.
+
+    Args:
+      targets: dict mapping paths to new paths in a single directory.
+    """
+    for path in targets:
+        for folder, _, names in os.walk(path, topdown=False):
+            for name in names:
+                _sync(os.path.join(folder, name))
+            _sync(folder)
+        if not os.path.isdir(path):
+            _sync(path)
+    for path, target in targets.items():
+        os.replace(path, target)
+    _sync(os.path.dirname(os.path.abspath(target)))
+
+
+def _sync(path: str) -> None:
+    """Writes a local file or directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems cannot sync directories.
+        if error.errno != errno.EINVAL or not os.path.isdir(path):
+            raise
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
-def scratch_beside(path: str) -> Iterator[str]:
-    """Yields a temporary directory next to a local path, from which files can be renamed to it."""
+def scratch_beside(path: str, label: str = "") -> Iterator[str]:
+    """Yields a temporary directory next to a local path, from which files can be renamed to it.
+
+    The name of the directory starts with `TEMP_PREFIX` and `label`.
+    """
     directory = os.path.dirname(os.path.abspath(path))
     os.makedirs(directory, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=TEMP_PREFIX, dir=directory) as scratch:
+    with tempfile.TemporaryDirectory(prefix=TEMP_PREFIX + label, dir=directory) as scratch:
         yield scratch
+
+
+def remove_scratch(directory: str, label: str = "") -> None:
+    """Deletes the directories that killed processes left behind (see `scratch_beside`).
+
+    Call this function only while holding a lock that excludes other processes with this label.
+    """
+    for entry in os.scandir(directory) if os.path.isdir(directory) else ():
+        if entry.name.startswith(TEMP_PREFIX + label) and entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
 
 
 @contextlib.contextmanager
@@ -74,8 +153,7 @@ def replacing(*paths: str) -> Iterator[list[str]]:
     with scratch_beside(paths[0]) as scratch:
         temporary_paths = [os.path.join(scratch, str(index)) for index in range(len(paths))]
         yield temporary_paths
-        for temporary_path, path in zip(temporary_paths, paths):
-            os.replace(temporary_path, path)
+        rename(dict(zip(temporary_paths, paths)))
 
 
 def check_new(flag: str, path: str) -> None:
@@ -101,7 +179,7 @@ def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default:
       path: path of the file.
       expected_type: type of the content, or a tuple of types.
       default: value to return if the file does not exist, is not valid JSON, or does not have the
-        expected type.
+        expected type or checksum.
 
     Raises:
       UserError: the file exists but cannot be read, for example because of its permissions.
@@ -111,6 +189,10 @@ def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default:
             return default
         with tf.io.gfile.GFile(path, "rb") as file:
             content = json.loads(file.read())
+        # Files that a person or the original wrote have no checksum.
+        checksum = content.pop(_CHECKSUM, None) if isinstance(content, dict) else None
+        if checksum and checksum != _checksum(content):
+            return default
     except (ValueError, RecursionError, tf.errors.NotFoundError):
         # Parsing deeply nested lists raises RecursionError. The file may disappear after `is_file`.
         return default
@@ -135,7 +217,8 @@ def read_own_json(path: str, expected_type: type | tuple[type, ...] = dict) -> A
     content = read_json(path, expected_type, default=NotImplemented)
     if content is NotImplemented:
         raise UserError(
-            f"{path}: the file is corrupt. Restore it from a copy, or use another directory."
+            f"{path}: the file is corrupt, or was changed. Restore it from a copy, remove its checksum"
+            " if you changed it on purpose, or use another directory."
         )
     return content
 

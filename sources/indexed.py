@@ -51,6 +51,10 @@ class IndexedSource(Source):
         """See `Source`."""
         return len(self._select(split)[0][shard::shards])
 
+    def overlap(self, split: str, other: str) -> int:
+        """See `Source`."""
+        return len(np.intersect1d(self._select(split)[0], self._select(other)[0]))
+
     def _select(self, split: str) -> list[np.ndarray]:
         """Returns a split's keys, items and labels in a fixed random order, so that slices contain all classes."""
         if split not in self._selected:

@@ -52,6 +52,10 @@ class Source(abc.ABC):
         """
 
     @abc.abstractmethod
+    def overlap(self, split: str, other: str) -> int:
+        """Returns the number of examples that two splits or slices have in common."""
+
+    @abc.abstractmethod
     def references(
         self,
         split: str,

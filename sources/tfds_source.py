@@ -139,6 +139,22 @@ class TfdsSource(Source):
         total = self._builder.info.splits[split].num_examples
         return len(range(shard, total, shards))
 
+    def overlap(self, split: str, other: str) -> int:
+        """See `Source`."""
+        first, second = (
+            [
+                (file.filename, file.skip, file.skip + _count_records(file))
+                for file in self._files(name, 1, 0)
+            ]
+            for name in (split, other)
+        )
+        return sum(
+            max(0, min(end, other_end) - max(begin, other_begin))
+            for name, begin, end in first
+            for other_name, other_begin, other_end in second
+            if name == other_name
+        )
+
     def references(
         self,
         split: str,

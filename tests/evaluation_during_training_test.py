@@ -1,7 +1,5 @@
 """Evaluations during training (`--eval_epochs`), compared with runs without them and with separate evaluations."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,6 +11,7 @@ from checkpoints import training_log
 from config import Config
 from runtime.errors import Stopped, UserError
 from sources import digits
+from support import runs
 from support.images import write_images
 from support.processes import tensors
 from support.runs import TINY, make_context, run
@@ -25,7 +24,7 @@ SETTINGS = dict(
 
 
 def read_results(directory):
-    return {path.name: json.loads(path.read_text()) for path in directory.glob("result*.json")}
+    return {path.name: runs.read_results(path) for path in directory.glob("result*.json")}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,8 @@ def test_every_nth_epoch_is_evaluated_after_its_checkpoint_is_written(runs_with_
 def test_the_results_match_the_results_of_a_separate_evaluation(runs_with_and_without):
     directory = runs_with_and_without[1]
     before = read_results(directory)
-    run(directory, mode="eval", eval_name="separate", eval_protocol="linear_head,knn", **SETTINGS)
+    settings = dict(SETTINGS, eval_protocol="linear_head,knn", eval_epochs=1)
+    run(directory, mode="eval", eval_name="separate", **settings)
     separate = read_results(directory / "separate")
     for name in ("result_2.json", "result_4.json"):
         assert metrics.LINEAR_TOP_1 in before[name] and metrics.KNN in before[name]

@@ -74,7 +74,7 @@ class Inputs:
 
         Raises `UserError` if the directory is in use or if images are unusable.
         """
-        tf.io.gfile.makedirs(self.config.model_dir)
+        storage.makedirs(self.config.model_dir)
         with Lock(self.config.model_dir, "--out") as lock:
             image_checks.check_images(self.config, self.source, is_chief=True)
             yield lock

@@ -17,7 +17,7 @@ import train
 from checkpoints import checkpoint_files, restoring, run_directory, weight_files
 from checkpoints.lock import Lock
 from config import Config
-from runtime import console
+from runtime import console, storage
 from runtime.errors import UserError
 from sources.indexed import IndexedSource
 from support import ROOT, processes, runs
@@ -83,7 +83,7 @@ def corrupt(path, fault):
     [
         ("ckpt-9.index", "truncated"),
         ("ckpt-9.data-00000-of-00001", "flipped"),
-        ("ckpt-9.data-00000-of-00001", "missing"),
+        ("ckpt-9.index", "missing"),
     ],
 )
 def test_resume_falls_back_if_the_newest_checkpoint_is_corrupt_or_incomplete(
@@ -105,6 +105,7 @@ def test_resume_falls_back_if_the_newest_checkpoint_is_corrupt_or_incomplete(
     [
         ("index", "truncated", "ckpt-3 is corrupt"),
         ("data-00000-of-00001", "empty", "a file of ckpt-3 is"),
+        ("data-00000-of-00001", "missing", "a file of ckpt-3 is"),
     ],
 )
 def test_run_whose_checkpoints_cannot_be_restored_is_rejected_and_not_changed(
@@ -153,7 +154,8 @@ def test_keep_checkpoint_max_is_respected_after_faults(fault, trained, run, tmp_
 def test_save_keeps_checkpoints_of_later_steps(tmp_path):
     trackable = tf.train.Checkpoint(value=tf.Variable(1.0))
     for step in (1, 2, 10, 3):
-        checkpoint_files.save(trackable, str(tmp_path), step, keep=1 if step == 3 else 5)
+        checkpoint_files.save(trackable, str(tmp_path), step)
+    checkpoint_files.prune(str(tmp_path), 3, keep=1)
     assert checkpoint_files.list_steps(str(tmp_path)) == [3, 10]
 
 
@@ -161,7 +163,7 @@ def test_continuous_evaluation_skips_a_corrupt_checkpoint(trained, run, tmp_path
     trained(9)
     corrupt(tmp_path / "run" / "ckpt-6.data-00000-of-00001", "truncated")
     (tmp_path / "run" / "checkpoint").write_bytes(b"\xff")  # Evaluation does not need this file.
-    log = run(mode="eval", eval_timeout=0.1)
+    log = run(mode="eval", eval_timeout=0.1, eval_epochs=1)
     assert "ckpt-6: the checkpoint is corrupt (" in log and log.count("warning: skipped") == 1
     assert {path.name for path in (tmp_path / "run").glob("result_*.json")} == {
         "result_3.json",
@@ -188,16 +190,16 @@ def test_seed_is_required_if_it_is_not_recorded(content, trained, run, tmp_path)
 
 def test_only_temporary_files_of_killed_processes_are_deleted(trained, run, tmp_path):
     trained(3)
-    shard, run_dir = "part-00000-of-00001.data-00000-of-00001", tmp_path / "run"
+    run_dir, unfinished, recent = tmp_path / "run", storage.TEMP_PREFIX, f"{'2b' * 8}"
     temporary_files = [
-        f"ckpt-6_temp/{shard}",
-        "flags.json.99.simclr_tmp",
+        f"{unfinished}ckpt_x1y2/ckpt-6.index",
+        f"{unfinished}{'0a' * 8}",
         f"checkpoint.tmp{'0a' * 16}",
     ]
     others = [
-        "result.json.98.simclr_tmp",
-        f"ckpt-9_temp/{shard}",
-        "ckpt-9_temp/notes.txt",
+        f"{unfinished}{recent}",
+        f"{unfinished}notes.txt",
+        f"{unfinished}x1y2/0",
         "checkpoint.tmp1234/notes.txt",
         "checkpoint.tmp",
         "notes.json.99.tmp",
@@ -208,9 +210,9 @@ def test_only_temporary_files_of_killed_processes_are_deleted(trained, run, tmp_
         (run_dir / name).parent.mkdir(exist_ok=True)
         (run_dir / name).write_text("half")
         # A recent file may be in use.
-        os.utime(run_dir / name, None if name == "result.json.98.simclr_tmp" else (0, 0))
+        os.utime(run_dir / name, None if recent in name else (0, 0))
     run(train_steps=3)
-    assert not any((run_dir / name).exists() for name in [*temporary_files, "ckpt-6_temp"])
+    assert not any((run_dir / name).exists() for name in temporary_files)
     assert all((run_dir / name).read_text() == "half" for name in others)
 
 
@@ -520,14 +522,11 @@ def test_lock_that_is_a_link_is_rejected(tmp_path):
 
 def test_links_with_the_names_of_temporary_files_are_kept(tmp_path):
     (tmp_path / "elsewhere").mkdir()
-    for name in ("ckpt-7_temp", "flags.json.9.simclr_tmp"):
+    names = {f"{storage.TEMP_PREFIX}ckpt_x1y2", f"{storage.TEMP_PREFIX}{'0a' * 8}"}
+    for name in names:
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")
     run_directory.remove_temporary_files(str(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "elsewhere",
-        "ckpt-7_temp",
-        "flags.json.9.simclr_tmp",
-    }
+    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", *names}
 
 
 def test_evaluation_does_not_need_the_lock(run, tmp_path):

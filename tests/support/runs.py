@@ -1,5 +1,7 @@
 """Small training runs within the test process."""
 
+import json
+
 import pytest
 import tensorflow as tf
 
@@ -30,6 +32,12 @@ def run(model_dir, given=(), with_export=False, **settings):
         if not with_export:
             patch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
         run_lib.main(Config(**{**TINY, "model_dir": str(model_dir), **settings}), given)
+
+
+def read_results(path):
+    """Returns the scalars in a result.json."""
+    results = json.loads(path.read_text())
+    return {name: value for name, value in results.items() if isinstance(value, (int, float))}
 
 
 def make_context(config, source=None, strategy=None):
