@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import evaluate
 import model as model_lib
-from checkpoints import run_directory, weight_files
+from checkpoints import inspection, run_directory, weight_files
 from checkpoints.run_directory import Recorded, RunContext
 from config import Config, as_flags, settings_with
 from runtime import console, devices, workers
@@ -73,6 +73,9 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     lines = (
         [f"network of {recorded.network_path}: {' '.join(as_flags(changes))}"] if changes else []
     )
+    has_choice = network and config.has_linear_head and network.get("proj_head_mode") != "none"
+    if is_eval and has_choice and "ft_proj_selector" not in {*network, *given}:
+        lines.append(inspection.UNKNOWN_HEAD_INPUT)
     length = (*settings_with("length"), "train_batch_size")
     if (
         is_eval

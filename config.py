@@ -148,6 +148,7 @@ ROLES = {
     "network": "describes the network, and can be inferred from a checkpoint",
     "length": "determines the training length and the schedule, and may change when a run resumes",
     "order": "affects the order of the examples, and is fixed when a run resumes",
+    "labels": "determines which labels lbfgs and knn use",
     "output": "determines results and where they are written; set by programs that start run.py",
     "data_access": "determines how the files of a data set are read; `transfer` has the same flag",
     "per_worker": "may differ between the workers of a run",
@@ -269,6 +270,7 @@ class Config:
         " percent slices select images by a hash of their paths: adding images never moves other"
         " images to a different slice, but the sizes of the slices are approximate.",
         "identity",
+        "labels",
     )
     eval_split: str = setting(
         "validation",
@@ -307,6 +309,7 @@ class Config:
         " images. TFDS splits are read once to select the examples, which are kept in memory in"
         " encoded form.",
         "identity",
+        "labels",
         above=0,
         maximum=1,
     )
@@ -314,6 +317,7 @@ class Config:
         0,
         "Seed for selecting examples with --label_fraction.",
         "identity",
+        "labels",
         minimum=0,
         only=LABEL_SUBSET,
     )

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from checkpoints import run_directory
 from checkpoints.run_directory import RunContext
+from config import settings_with
 from runtime.paths import without_directories
 
 KEY = "computed_from"
-_LABELS = "train_split", "label_fraction", "label_seed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ def differences(results: Mapping, other: Mapping, with_labels: bool) -> list[str
     """
     first, second = results.get(KEY, {}), other.get(KEY, {})
     ignored = {"weights", "step", "protocol", "trained_examples", "eval_batch_size"}
-    ignored |= set() if with_labels else set(_LABELS)
+    ignored |= set() if with_labels else set(settings_with("labels"))
     return sorted(
         name for name in {**first, **second}.keys() - ignored if first.get(name) != second.get(name)
     )

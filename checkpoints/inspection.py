@@ -9,8 +9,13 @@ from checkpoints import architecture, computed_from, run_directory, weight_files
 from checkpoints.run_directory import Recorded
 from checkpoints.weight_files import WeightFile
 from config import Config, select_settings, settings_with
-from runtime import storage
+from runtime import console, storage
 from runtime.errors import UserError
+
+UNKNOWN_HEAD_INPUT = (
+    "the weights do not show the input of the classifier; assumed: the encoder's output"
+    " (--ft_proj_selector=0)"
+)
 
 
 def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int | None]:
@@ -45,8 +50,8 @@ class CheckpointInfo:
     has_training_config: bool
     step: int | None
     multi_label: bool
-    trained_on: str | None  # `data_digest` of the training data
     file: WeightFile
+    trained_on: str | None = None  # `data_digest` of the training data
 
 
 def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | None:
@@ -54,18 +59,23 @@ def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | Non
 
     If the run or SavedModel that contains the file records the image size, the dict also contains
     `image_size`. The same applies to `ft_proj_selector`, the input of the linear head, if
-    `with_head_input` is set.
+    `with_head_input` is set; it may also be found in the weights.
     """
     flags, (description, settings) = architecture.infer_flags(file.shapes), _recorded_settings(file)
-    settings = settings or {}
     recorded = dict(
-        image_size=description.get("image_size") or settings.get("image_size"),
-        ft_proj_selector=settings.get("ft_proj_selector") if with_head_input else None,
+        image_size=description.get("image_size") or (settings or {}).get("image_size"),
+        ft_proj_selector=_head_input(file, description, settings) if with_head_input else None,
     )
     return flags and {
         **flags,
         **{name: value for name, value in recorded.items() if value is not None},
     }
+
+
+def _head_input(file: WeightFile, description: dict, settings: dict | None) -> int | None:
+    """Returns the recorded `ft_proj_selector`, or the result of `WeightFile.head_input` if it is not recorded."""
+    recorded = description.get("ft_proj_selector", (settings or {}).get("ft_proj_selector"))
+    return file.head_input() if recorded is None else recorded
 
 
 def _recorded_settings(file: WeightFile) -> tuple[dict, dict | None]:
@@ -86,19 +96,25 @@ def _recorded_settings(file: WeightFile) -> tuple[dict, dict | None]:
 
 
 def inspect_checkpoint(
-    path: str, image_size: int | None = None, flag: str = "--checkpoint"
+    path: str, given: dict[str, int] | None = None, flag: str = "--checkpoint"
 ) -> CheckpointInfo:
-    """Returns the `CheckpointInfo` of a checkpoint or SavedModel. `flag` is the flag whose value is `path`.
+    """Returns the `CheckpointInfo` of a checkpoint or SavedModel.
 
     The network is inferred from the tensors. All other information is read from the run or
-    SavedModel.
+    SavedModel. If the input of the classifier is unknown, logs what is assumed.
+
+    Args:
+      path: see `weight_files.locate`.
+      given: values for `image_size` and `ft_proj_selector`. By default, the recorded values are
+        used, or 224 and 0 if they are unknown.
+      flag: the flag whose value is `path`, for error messages.
 
     Raises:
       UserError: the weights or the recorded settings are unusable.
     """
     file = weight_files.open_weights(path, flag)
     directory, (description, settings) = os.path.dirname(file.path), _recorded_settings(file)
-    size = image_size or description.get("image_size") or (settings or {}).get("image_size", 224)
+    size = description.get("image_size") or (settings or {}).get("image_size", 224)
     config, classes = infer_config(file)
     network = {name: getattr(config, name) for name in settings_with("network")}
     center_crop = {name: description[name] for name in ("eval_center_crop",) if name in description}
@@ -109,6 +125,13 @@ def inspect_checkpoint(
             f"{flag}={path}: the recorded settings are invalid ({str(error).rstrip('.')})."
             " Restore flags.json, or export the SavedModel again."
         ) from error
+    given = dict(given or {})
+    if "ft_proj_selector" not in given:
+        found = _head_input(file, description, settings)
+        given["ft_proj_selector"] = found or 0
+        if found is None:
+            console.log(f"{file.path}: {UNKNOWN_HEAD_INPUT}")
+    config = config.replace(**given)
     multi_label = not file.is_torch and description.get(
         "multi_label", weight_files.read_classes(directory)[1]
     )
@@ -131,8 +154,8 @@ def inspect_checkpoint(
         settings is not None,
         step,
         multi_label,
-        _training_data(file, description),
         file,
+        _training_data(file, description),
     )
 
 

@@ -238,7 +238,7 @@ def weights_digest(model: keras.Model) -> str:
 
 
 def open_network(
-    path: str, image_size: int | None = None, flag: str = "--checkpoint"
+    path: str, given: dict[str, int] | None = None, flag: str = "--checkpoint"
 ) -> tuple[keras.Model, inspection.CheckpointInfo]:
     """Builds the network whose weights are at `path` (see `weight_files.locate`), and loads them.
 
@@ -247,14 +247,13 @@ def open_network(
 
     Args:
       path: see `weight_files.locate`.
-      image_size: image size in pixels. If None, the recorded image size is used, or 224 if it is
-        unknown.
+      given: see `inspection.inspect_checkpoint`.
       flag: the flag whose value is `path`, for error messages.
 
     Raises:
       UserError: the weights or the recorded settings are unusable.
     """
-    info = inspection.inspect_checkpoint(path, image_size, flag)
+    info = inspection.inspect_checkpoint(path, given, flag)
     model = model_lib.build_model(
         info.config.replace(precision="float32"), info.class_names and len(info.class_names)
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 
-import model as model_lib
 from checkpoints import inspection, restoring, weight_files
 from runtime import console
 
@@ -19,15 +19,16 @@ def describe(path: str) -> str:
     """
     file = weight_files.open_weights(path, "PATH")
     config, classes = inspection.infer_config(file)
-    variables = restoring.variables_by_key(model=model_lib.build_model(config, classes))
-    differences = restoring.find_mismatches(restoring.shapes_of(variables), file.shapes)
-    encoder = restoring.filter_by_prefix(restoring.PARTS["encoder"], variables)
-    weights = sum(variable.shape.num_elements() for variable in encoder.values()) / 1e6
+    encoder = restoring.filter_by_prefix(restoring.PARTS["encoder"], file.shapes)
+    weights = sum(map(math.prod, encoder.values())) / 1e6
     layers = {"nonlinear": f"{config.num_proj_layers} layers"}.get(
         config.proj_head_mode, config.proj_head_mode
     )
-    flags = textwrap.wrap(
-        restoring.format_flags(inspection.network_flags(file)), _FLAGS_WIDTH, break_on_hyphens=False
+    network = inspection.network_flags(file, with_head_input=classes is not None)
+    flags = textwrap.wrap(restoring.format_flags(network), _FLAGS_WIDTH, break_on_hyphens=False)
+    selector = network.get("ft_proj_selector")
+    head_input = {None: "unknown", 0: "the encoder's output"}.get(
+        selector, f"layer {selector} of the projection head"
     )
     rows = [
         ("file", file.path),
@@ -39,17 +40,12 @@ def describe(path: str) -> str:
             "projection head",
             layers if layers == "none" else f"{layers}, output size {config.proj_out_dim}",
         ),
-        ("linear head", "none" if classes is None else f"{classes} classes"),
+        (
+            "linear head",
+            "none" if classes is None else f"{classes} classes; its input is {head_input}",
+        ),
         ("other tensors", f"{file.num_other_tensors} (optimizer, counters; needed only to resume)"),
         None,
         *zip(("flags", *[""] * len(flags)), flags),
-        (
-            "flags match",
-            (
-                "all tensors"
-                if not differences
-                else f"all but {len(differences)} tensors: {differences[0]}"
-            ),
-        ),
     ]
     return console.format_table("SimCLR weights", rows)

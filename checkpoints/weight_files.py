@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from checkpoints import architecture, checkpoint_files, tf1_names, torch_files, torch_names
+from checkpoints import (
+    architecture,
+    checkpoint_files,
+    saved_graphs,
+    tf1_names,
+    torch_files,
+    torch_names,
+)
 from runtime import storage
 from runtime.errors import UserError, first_line
 from runtime.paths import check_path
@@ -46,6 +55,7 @@ class WeightFile:
     class_names: list[str] | None = None  # Class names in the order of the linear head's columns.
     image_size: int | None = None  # Image size recorded in a PyTorch file.
     notes: list[str] = dataclasses.field(default_factory=list)  # Messages for the user.
+    keys_with_slots: frozenset[str] = frozenset()  # Weights for which the file has optimizer slots.
 
     @property
     def is_torch(self) -> bool:
@@ -70,6 +80,26 @@ class WeightFile:
                 ) from error
 
         return read
+
+    def head_input(self) -> int | None:
+        """Returns the number of projection head layers in front of the classifier, or None if it is unknown.
+
+        Without a projection head or a classifier, returns 0. In the original, the layers behind the
+        one that feeds the classifier receive no gradients in fine-tuning, and thus have no slots.
+        The graph of a SavedModel and the names of published networks also show the layer.
+        """
+        classifier, head = f"{architecture.LINEAR_HEAD}kernel", architecture.PROJECTION_HEAD
+        layers = [key for key in self.tensors if key.startswith(head) and key.endswith("/kernel")]
+        if classifier not in self.tensors or not layers:
+            return 0
+        trained = len(self.keys_with_slots.intersection(layers))
+        if classifier in self.keys_with_slots and trained < len(layers):
+            return trained
+        if self.format.startswith("SavedModel"):
+            found = saved_graphs.head_input(os.path.dirname(os.path.dirname(self.path)))
+            if found is not None:
+                return found
+        return 1 if re.search(r"finetuned_(1|10)pct", self.path) else None
 
     def digest(self) -> str:
         """Returns the `digest` of all weights in the file. May raise `UnreadableWeights`."""
@@ -195,7 +225,10 @@ def _remedy(path: str) -> str:
 def _download(handle: str, flag: str) -> str:
     import tensorflow_hub as hub  # Imported here because only TF Hub handles require it.
 
+    # TF Hub's default is below the temporary directory, where other users could prepare files.
+    cache = os.environ.setdefault("TFHUB_CACHE_DIR", os.path.expanduser("~/.cache/tfhub_modules"))
     try:
+        os.makedirs(cache, mode=0o700, exist_ok=True)
         return hub.resolve(handle)
     except Exception as error:  # Network, server and archive errors have the same remedy.
         raise UserError(
@@ -216,14 +249,22 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
         return WeightFile(prefix, torch_files.FORMAT, **vars(contents))
     directory, base = os.path.split(prefix)
     try:
+        size = 0
         for name in tf.io.gfile.listdir(directory or "."):
-            is_checkpoint_file = name.startswith((f"{base}.index", f"{base}.data-"))
-            if is_checkpoint_file and not storage.is_file(os.path.join(directory, name)):
-                raise ValueError(f"{name} is not a regular file")
+            if name.startswith((f"{base}.index", f"{base}.data-")):
+                if not storage.is_file(os.path.join(directory, name)):
+                    raise ValueError(f"{name} is not a regular file")
+                size += tf.io.gfile.stat(os.path.join(directory, name)).length
         reader = tf.train.load_checkpoint(prefix)
         shapes = {key: tuple(shape) for key, shape in reader.get_variable_to_shape_map().items()}
         dtypes = reader.get_variable_to_dtype_map()
         version, tensors = _find_tensors(reader, shapes)
+        # Slots are named VARIABLE/.OPTIMIZER_SLOT/... in TF2, and VARIABLE/Momentum in TF1.
+        owners = {key.partition(SLOT)[0] for key in shapes if SLOT in key}
+        owners |= {key.rpartition("/")[0] for key in shapes}
+        claimed = sum(math.prod(shapes[key]) * dtypes[key].size for key in (tensors or {}).values())
+        if claimed > size:
+            raise ValueError(f"the index describes {claimed} bytes, but the files have {size}")
         step = _step(reader, shapes, dtypes)
     except checkpoint_files.READ_ERRORS as error:
         raise UnreadableWeights(
@@ -254,6 +295,9 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
         {name: shapes[key] for name, key in tensors.items()},
         len(shapes.keys() - set(tensors.values()) - {_GRAPH}),
         step,
+        keys_with_slots=frozenset(
+            name for name, key in tensors.items() if key.removesuffix(SUFFIX) in owners
+        ),
     )
     return dataclasses.replace(file, class_names=_read_class_names(file))
 

@@ -48,11 +48,7 @@ def _parser(torch: bool) -> argparse.ArgumentParser:
         parser.add_argument(
             "--archive", help="also write a TF Hub archive FILE.tar.gz and a model card FILE.md"
         )
-    parser.add_argument(
-        "--image_size",
-        type=command_line.parse_image_size,
-        help="image size in pixels (default: the image size of the run, or 224)",
-    )
+    command_line.add_network_settings(parser)
     return parser
 
 
@@ -66,11 +62,16 @@ def main(arguments: list[str] | None = None) -> None:
     def work():
         if torch:
             torch_weights = tensorflow_startup.load("export.torch_weights")
-            torch_weights.export_torch(arguments.checkpoint, arguments.out, arguments.image_size)
+            torch_weights.export_torch(
+                arguments.checkpoint, arguments.out, command_line.network_settings(arguments)
+            )
         else:
             exporting = tensorflow_startup.load("export.exporting")
             exporting.export_checkpoint(
-                arguments.checkpoint, arguments.export_dir, arguments.archive, arguments.image_size
+                arguments.checkpoint,
+                arguments.export_dir,
+                arguments.archive,
+                command_line.network_settings(arguments),
             )
 
     command_line.run_stoppable(parser.prog, work)

@@ -16,7 +16,10 @@ _SUFFIX = ".tar.gz"
 
 
 def export_checkpoint(
-    checkpoint: str, export_dir: str, archive: str | None = None, image_size: int | None = None
+    checkpoint: str,
+    export_dir: str,
+    archive: str | None = None,
+    given: dict[str, int] | None = None,
 ) -> None:
     """Exports a checkpoint's network and logs the paths of the written files.
 
@@ -25,8 +28,7 @@ def export_checkpoint(
       export_dir: new or empty directory for the SavedModel. Missing parent directories are created.
       archive: path FILE.tar.gz for a TF Hub archive with a model card FILE.md, or None for no
         archive. Missing parent directories are created.
-      image_size: image size in pixels. If None, the run's image size is used, or 224 if it is
-        unknown.
+      given: see `inspection.inspect_checkpoint`.
 
     Raises:
       UserError: an argument is invalid.
@@ -38,7 +40,7 @@ def export_checkpoint(
     if archive:
         archive = _check_archive(archive, export_dir)
     signals.safe_point(storage.NOTHING_WRITTEN)
-    saving.export(checkpoint, export_dir, image_size)
+    saving.export(checkpoint, export_dir, given)
     console.log(f"SavedModel: {export_dir}")
     if archive:
         console.log(f"archive: {archive}, model card: {write_archive(export_dir, archive)}")

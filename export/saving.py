@@ -108,7 +108,7 @@ def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str,
 def export(
     checkpoint_path: str,
     export_dir: str,
-    image_size: int | None = None,
+    given: dict[str, int] | None = None,
     results: dict[str, float] | None = None,
     check: Callable[[], object] = lambda: None,
 ) -> None:
@@ -121,18 +121,18 @@ def export(
     Args:
       checkpoint_path: see `weight_files.locate`.
       export_dir: path of the SavedModel.
-      image_size: image size in pixels. If None, the recorded image size is used, or 224 if it is
-        unknown.
+      given: see `inspection.inspect_checkpoint`.
       results: evaluation results to record in the description. If None, the recorded results are
         used.
       check: called before `export_dir` is changed; may raise `UserError`.
     """
-    model, info = restoring.open_network(checkpoint_path, image_size)
+    model, info = restoring.open_network(checkpoint_path, given)
     config = info.config
     module, signatures = build_module(model, config)
     description = dict(
         network=config.network_name,
         image_size=config.image_size,
+        ft_proj_selector=config.ft_proj_selector,
         weights=info.file.format,
         step=info.step,
         class_names=info.class_names,
@@ -242,7 +242,7 @@ def export_to_model_dir(
             check()
             lock.check()
 
-        export(checkpoint_path, path, config.image_size, results, check_locks)
+        export(checkpoint_path, path, {"image_size": config.image_size}, results, check_locks)
         # Other runs may use the target of a link.
         num_old = 0 if not keep or os.path.islink(root) else max(len(others) + 1 - keep, 0)
         for other in others[:num_old]:

@@ -18,7 +18,7 @@ from runtime.paths import check_path, check_weights_path, check_writable_parent
 _CODE = pathlib.Path(__file__).with_name("torch_resnet.py")
 
 
-def export_torch(checkpoint: str, out: str, image_size: int | None = None) -> None:
+def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None) -> None:
     """Writes the encoder, the heads, a model card and the code that loads them, and logs their paths.
 
     All files are first written to a temporary directory. The encoder's file is renamed last, so
@@ -30,8 +30,7 @@ def export_torch(checkpoint: str, out: str, image_size: int | None = None) -> No
         FILE.projection_head.safetensors and FILE.linear_head.safetensors, the model card is written
         to FILE.md, and torch_resnet.py is copied to the same directory. Missing parent directories
         are created.
-      image_size: image size in pixels, which is recorded in the files. If None, the run's image
-        size is used, or 224 if it is unknown.
+      given: see `inspection.inspect_checkpoint`.
 
     Raises:
       UserError: an argument is invalid, a file exists, or the network has selective kernels or
@@ -54,7 +53,7 @@ def export_torch(checkpoint: str, out: str, image_size: int | None = None) -> No
         ):
             storage.check_new("--out", path)
     signals.safe_point(storage.NOTHING_WRITTEN)
-    model, info = restoring.open_network(checkpoint, image_size)
+    model, info = restoring.open_network(checkpoint, given)
     config, class_names = info.config, info.file.class_names
     if config.sk_ratio > 0 or config.se_ratio > 0:
         raise UserError(

@@ -20,7 +20,11 @@ _MAX_LISTED = 10  # maximum number of unreadable files to list
 def _embed(arguments: argparse.Namespace) -> None:
     embedding = tensorflow_startup.load("inference.embedding")
     written, unreadable = embedding.embed(
-        arguments.model, arguments.inputs, arguments.out, arguments.output, arguments.image_size
+        arguments.model,
+        arguments.inputs,
+        arguments.out,
+        arguments.output,
+        command_line.network_settings(arguments),
     )
     _log_unreadable(unreadable)
     console.log(f"wrote {written} vector{'s' * (written != 1)} to {arguments.out}")
@@ -30,13 +34,16 @@ def _predict(arguments: argparse.Namespace) -> None:
     prediction = tensorflow_startup.load("inference.prediction")
     if arguments.out:
         written, unreadable = prediction.write_predictions(
-            arguments.model, arguments.inputs, arguments.out, arguments.image_size
+            arguments.model,
+            arguments.inputs,
+            arguments.out,
+            command_line.network_settings(arguments),
         )
         _log_unreadable(unreadable)
         console.log(f"wrote {written} prediction{'s' * (written != 1)} to {arguments.out}")
         return
     predictions, unreadable = prediction.predict(
-        arguments.model, arguments.inputs, arguments.image_size
+        arguments.model, arguments.inputs, command_line.network_settings(arguments)
     )
     for path, classes in predictions.items():
         text = ", ".join(
@@ -53,7 +60,7 @@ def _gallery(arguments: argparse.Namespace) -> None:
         arguments.inputs,
         arguments.out,
         arguments.output,
-        arguments.image_size,
+        command_line.network_settings(arguments),
         arguments.vectors,
         arguments.query,
         arguments.threshold,
@@ -97,11 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "inputs", nargs="+", metavar="input", help="image file, or folder to search recursively"
         )
-        command.add_argument(
-            "--image_size",
-            type=command_line.parse_image_size,
-            help="image size in pixels (default: the image size of the run, or 224 if it is unknown)",
-        )
+        command_line.add_network_settings(command)
     formats = "FILE.npz, FILE.csv or FILE.parquet"
     embed.add_argument("--out", required=True, help=f"output file: {formats}")
     for command in (embed, gallery):

@@ -10,7 +10,7 @@ def embed(
     inputs: list[str],
     out: str,
     output: str = "final_avg_pool",
-    image_size: int | None = None,
+    given: dict[str, int] | None = None,
 ) -> tuple[int, dict[str, str]]:
     """Writes one vector per image. Only file names and two batches are held in memory.
 
@@ -20,8 +20,7 @@ def embed(
       out: path of the output file: .npz (arrays `files` and `vectors`), .csv, or .parquet (columns
         `file` and `vectors`).
       output: name of the endpoint.
-      image_size: image size in pixels. If this is None, the network's image size is used (224 if
-        unknown).
+      given: see `inspection.inspect_checkpoint`.
 
     Returns:
       The number of vectors written, and a dict mapping the paths of unreadable images to reasons.
@@ -33,7 +32,7 @@ def embed(
     out, names, unreadable = writers.check_out(out), endpoints.find_images(inputs), {}
     with writers.open_writer(out, "vectors") as add:
         for images, vectors, _ in endpoints.compute_endpoint(
-            path, output, image_size, list(names), unreadable
+            path, output, given, list(names), unreadable
         ):
             add({"file": [names[image] for image in images]}, vectors)
     return len(names) - len(unreadable), unreadable

@@ -73,15 +73,14 @@ def find_classes(inputs: list[str], names: dict[str, str]) -> dict[str, str]:
 
 
 def load_endpoint(
-    path: str, name: str, image_size: int | None = None
+    path: str, name: str, given: dict[str, int] | None = None
 ) -> tuple[Callable, inspection.CheckpointInfo]:
     """Loads the network at `path`, and returns a function that computes one of its endpoints.
 
     Args:
       path: see `weight_files.locate`.
       name: name of the endpoint.
-      image_size: image size in pixels. If None, the recorded image size is used, or 224 if it is
-        unknown.
+      given: see `inspection.inspect_checkpoint`.
 
     Returns:
       A function that maps images, float32 [n, size, size, 3] in [0, 1], to the endpoint's values,
@@ -90,7 +89,7 @@ def load_endpoint(
     Raises:
       UserError: the network cannot be loaded, or it does not have the endpoint.
     """
-    model, info = restoring.open_network(check_weights_path("MODEL", path), image_size, "MODEL")
+    model, info = restoring.open_network(check_weights_path("MODEL", path), given, "MODEL")
     if name not in model.endpoint_names:
         raise UserError(
             f"MODEL={path}: the network has no output {name}. Use one of"
@@ -134,7 +133,7 @@ def load_image(path: str, preprocess: Callable[[bytes], tf.Tensor]) -> tf.Tensor
 def compute_endpoint(
     path: str,
     name: str,
-    image_size: int | None,
+    given: dict[str, int] | None,
     images: list[str],
     unreadable: dict[str, str],
     batch_size: int = 64,
@@ -144,7 +143,7 @@ def compute_endpoint(
     Decodes the next batch while the network processes the current one.
 
     Args:
-      path, name, image_size: see `load_endpoint`.
+      path, name, given: see `load_endpoint`.
       images: paths of image files.
       unreadable: dict to which the paths of unreadable images are added, with the reasons.
       batch_size: number of images per batch.
@@ -157,7 +156,7 @@ def compute_endpoint(
       UserError: the network cannot be used, or no image can be read.
       errors.Stopped: a signal arrived.
     """
-    function, info = load_endpoint(path, name, image_size)
+    function, info = load_endpoint(path, name, given)
     preprocess = preprocessing(info.config.image_size, info.config.center_crop_eval)
     batches = [images[begin : begin + batch_size] for begin in range(0, len(images), batch_size)]
     with (

@@ -68,7 +68,7 @@ def write_gallery(
     inputs: list[str],
     out: str,
     output: str = "final_avg_pool",
-    image_size: int | None = None,
+    given: dict[str, int] | None = None,
     vectors_file: str | None = None,
     queries: Collection[str] = (),
     threshold: float = similarity.DEFAULT_THRESHOLD,
@@ -82,7 +82,7 @@ def write_gallery(
       inputs: image files, and folders to search recursively (see `endpoints.find_images`).
       out: path of the page, which ends in .html.
       output: name of the endpoint.
-      image_size: image size in pixels. None: the network's image size, or 224 if unknown.
+      given: see `inspection.inspect_checkpoint`.
       vectors_file: a .npz file from `embedding.embed` with the vectors of the images, or None to
         compute them.
       queries: images whose nearest neighbors are shown in addition to those of random images. Each
@@ -105,7 +105,7 @@ def write_gallery(
         )
     queries = _find_queries(queries, names)
     if vectors_file is None:
-        paths, vectors, unreadable = _compute_vectors(model, list(names), output, image_size)
+        paths, vectors, unreadable = _compute_vectors(model, list(names), output, given)
     else:
         paths, vectors = _read_vectors(vectors_file, names)
         unreadable = dict.fromkeys(sorted(names.keys() - set(paths)), f"not in {vectors_file}")
@@ -175,14 +175,15 @@ def write_for_run(
 
 
 def _compute_vectors(
-    model: str, paths: list[str], output: str = "final_avg_pool", image_size: int | None = None
+    model: str,
+    paths: list[str],
+    output: str = "final_avg_pool",
+    given: dict[str, int] | None = None,
 ) -> tuple[list[str], np.ndarray, dict[str, str]]:
     """Returns the readable paths, their vectors [n, d], and a dict mapping unreadable paths to reasons."""
     console.log(f"computing the features of {len(paths):,} images")
     unreadable = {}
-    batches, vectors, _ = zip(
-        *endpoints.compute_endpoint(model, output, image_size, paths, unreadable)
-    )
+    batches, vectors, _ = zip(*endpoints.compute_endpoint(model, output, given, paths, unreadable))
     vectors = np.concatenate(vectors)
     _check_finite(f"MODEL={model}", vectors)
     return list(itertools.chain(*batches)), vectors, unreadable

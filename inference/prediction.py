@@ -12,15 +12,14 @@ from inference import endpoints, writers
 
 
 def predict(
-    path: str, inputs: list[str], image_size: int | None = None, top_k: int = 5
+    path: str, inputs: list[str], given: dict[str, int] | None = None, top_k: int = 5
 ) -> tuple[dict[str, list[tuple[str, float]]], dict[str, str]]:
     """Predicts the most probable classes of images.
 
     Args:
       path: see `endpoints.load_endpoint`.
       inputs: image files, and folders to search recursively (see `endpoints.find_images`).
-      image_size: image size in pixels. If this is None, the network's image size is used (224 if
-        unknown).
+      given: see `inspection.inspect_checkpoint`.
       top_k: number of classes to return per image.
 
     Returns:
@@ -36,7 +35,7 @@ def predict(
     predictions = {
         image: [(classes[index], float(row[index])) for index in np.argsort(-row)[:top_k]]
         for images, classes, probabilities in _predict_batches(
-            path, list(endpoints.find_images(inputs)), image_size, unreadable
+            path, list(endpoints.find_images(inputs)), given, unreadable
         )
         for image, row in zip(images, probabilities)
     }
@@ -44,7 +43,7 @@ def predict(
 
 
 def write_predictions(
-    path: str, inputs: list[str], out: str, image_size: int | None = None
+    path: str, inputs: list[str], out: str, given: dict[str, int] | None = None
 ) -> tuple[int, dict[str, str]]:
     """Writes the probabilities of all classes. Only file names and two batches are held in memory.
 
@@ -53,7 +52,7 @@ def write_predictions(
       inputs: see `endpoints.find_images`.
       out: path of the output: .npz (`files`, `classes`, `probabilities`, `class_names`), .csv
         (`file`, `class`, and one column per class) or .parquet (`file`, `class`, `probabilities`).
-      image_size: see `predict`.
+      given: see `inspection.inspect_checkpoint`.
 
     Returns:
       The number of images in the output, and a dict mapping the paths of unreadable images to
@@ -67,7 +66,7 @@ def write_predictions(
     with contextlib.ExitStack() as stack:
         add = None
         for images, classes, probabilities in _predict_batches(
-            path, list(names), image_size, unreadable
+            path, list(names), given, unreadable
         ):
             if add is None:  # The class names are known only after the first batch.
                 add = stack.enter_context(writers.open_writer(out, "probabilities", classes))
@@ -77,11 +76,11 @@ def write_predictions(
 
 
 def _predict_batches(
-    path: str, images: list[str], image_size: int | None, unreadable: dict[str, str]
+    path: str, images: list[str], given: dict[str, int] | None, unreadable: dict[str, str]
 ) -> Iterator[tuple[list[str], list[str], np.ndarray]]:
     """Yields (readable paths, class names, probabilities [n, classes]) for each batch with readable images."""
     for readable, logits, info in endpoints.compute_endpoint(
-        path, "logits_sup", image_size, images, unreadable
+        path, "logits_sup", given, images, unreadable
     ):
         to_probabilities = tf.sigmoid if info.multi_label else tf.nn.softmax
         yield readable, info.class_names, to_probabilities(logits).numpy()

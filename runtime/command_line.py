@@ -51,6 +51,29 @@ def parse_image_size(text: str) -> int:
     return int(text)
 
 
+def add_network_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments for settings of a network that its weights may not record."""
+    parser.add_argument(
+        "--image_size",
+        type=parse_image_size,
+        help="image size in pixels (default: the image size of the run, or 224 if it is unknown)",
+    )
+    parser.add_argument(
+        "--ft_proj_selector",
+        type=int,
+        help=(
+            "input of the classifier: 0 for the encoder's output, N for the output of the Nth layer"
+            " of the projection head (default: as recorded or found in the weights, or 0)"
+        ),
+    )
+
+
+def network_settings(arguments: argparse.Namespace) -> dict[str, int]:
+    """Returns the settings from `add_network_settings` that are given."""
+    names = ("image_size", "ft_proj_selector")
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+
+
 @contextlib.contextmanager
 def reporting_errors(program: str) -> Iterator[None]:
     """Returns a context manager that converts errors and signals to a one-line message and an exit status.

@@ -59,8 +59,6 @@ _TRANSPOSITIONS = {
     8: Image.Transpose.ROTATE_90,
 }
 _PNG = b"\x89PNG"
-# Only the start of a file is searched for Exif data, because a full search would be slow.
-_EXIF_BYTES = 4096
 # Archivers and file systems create these folders.
 _IGNORED_FOLDERS = ("__MACOSX", "@eaDir", "lost+found")
 # Files and images that exceed these sizes are read and decoded one at a time, under
@@ -176,9 +174,7 @@ def load(path: tf.Tensor) -> tf.Tensor:
     """
     content = tf.io.read_file(path)
     is_png = tf.strings.substr(content, 0, len(_PNG)) == _PNG
-    has_exif = tf.strings.regex_full_match(
-        tf.strings.substr(content, 0, _EXIF_BYTES), r"\C*(Exif|eXIf)\C*"
-    )
+    has_exif = tf.strings.regex_full_match(content, r"\C*(Exif|eXIf)\C*")
 
     def convert_array(array):
         # `array` is a 0-dimensional array in eager mode, and bytes in a graph.
@@ -205,8 +201,7 @@ def convert(content: bytes) -> bytes:
     """
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            header = content[:_EXIF_BYTES]
-            has_exif = b"Exif" in header or b"eXIf" in header
+            has_exif = b"Exif" in content or b"eXIf" in content
             if image.format in ("JPEG", "MPO", "PNG") and not (
                 has_exif and _orientation(image) in _TRANSPOSITIONS
             ):

@@ -119,7 +119,9 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
     checkpoint, is_saved_model = weight_files.locate(arguments.checkpoint)
     if is_saved_model:
         checkpoint = os.path.dirname(os.path.dirname(checkpoint))
-    network = inspection.inspect_checkpoint(checkpoint, arguments.image_size).config
+    network = inspection.inspect_checkpoint(
+        checkpoint, {"image_size": arguments.image_size} if arguments.image_size else None
+    ).config
     name = slug(arguments.task or task.dataset)[-40:]  # File names are limited to 255 bytes.
     config = Config(**{name: getattr(network, name) for name in settings_with("network")}).replace(
         **{name: getattr(arguments, name) for name in settings_with("data_access")},

@@ -80,7 +80,7 @@ def test_slot_keys_match_the_original(tmp_path):
 def test_only_the_newest_checkpoints_are_kept(tmp_path):
     state = make_state(tmp_path, Config(**SMALL))
     for _ in range(3):
-        take_step(state), state.save()
+        take_step(state), state.save(), state.prune()
     assert {path.name for path in tmp_path.glob("*.index")} == {"ckpt-2.index", "ckpt-3.index"}
 
 

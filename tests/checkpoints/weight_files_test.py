@@ -22,7 +22,7 @@ from config import Config, settings_with
 from export import saving
 from runtime.errors import UserError
 from sources import digits
-from support import golden
+from support import golden, runs
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 SMALL = dict(resnet_depth=10, image_size=32, num_proj_layers=2, proj_out_dim=16)
@@ -313,7 +313,7 @@ def test_classifier_on_a_projection_layer_requires_the_projection_weights(
     model = model_lib.build_model(config, 10)
     parts = evaluate._required_parts(config, digits.digits_source())
     for load in (
-        lambda: train._initialize_weights(config, model, None),
+        lambda: train._initialize_weights(runs.make_context(config), model),
         lambda: restoring.load_parts(model, path, parts),
     ):
         with (
@@ -335,7 +335,7 @@ def test_loaded_linear_head_is_logged_unless_it_is_zero_initialized(zero_init, t
         zero_init_logits_layer=zero_init,
     )
     model = model_lib.build_model(config, 10)
-    train._initialize_weights(config, model, None)
+    train._initialize_weights(runs.make_context(config, digits.digits_source()), model)
     assert ("pass --zero_init_logits_layer to start from zeros" in capsys.readouterr().out) == (
         not zero_init
     )
@@ -348,7 +348,7 @@ def test_describe_prints_a_summary(tmp_path, capsys):
     )
     cli.main(["describe", path])
     printed = capsys.readouterr().out
-    for text in ("TF1 checkpoint", "--resnet_depth=18", "10 classes", "all tensors", "step  "):
+    for text in ("TF1 checkpoint", "--resnet_depth=18", "10 classes; its input is unknown", "step  "):
         assert text in printed
 
 

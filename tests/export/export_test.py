@@ -338,8 +338,11 @@ def run_dir(network, tmp_path_factory):
     (directory / "checkpoint").write_text('model_checkpoint_path: "ckpt-4"\n')
     (directory / "flags.json").write_text(json.dumps(TINY))
     (directory / "classes.json").write_text(json.dumps(CLASSES))
+    weights = weight_files.open_weights(str(directory / "ckpt-4")).digest()
+    record = dict(weights=weights, dataset="digits", split="test", examples=360)
+    record.update(trained_examples=9, train_split="train", label_fraction=1.0)
     (directory / "result_4.json").write_text(
-        json.dumps({"eval/label_top_1_accuracy": 0.51234, "global_step": 4})
+        json.dumps({"eval/label_top_1_accuracy": 0.51234, "computed_from": record})
     )
     return directory
 
@@ -420,6 +423,7 @@ def test_archive_contains_the_saved_model_and_is_described_by_its_model_card(
         "10 (kind 0",
         "The image size is 8 pixels",
         "Trained on imagenet2012 (train)",
+        "Evaluated on 360 images of digits (test). **9 of these images were also used for training",
         "| eval/label_top_1_accuracy | 0.5123 |",
     ):
         assert text in card
@@ -596,7 +600,7 @@ def test_saved_models_record_the_center_crop_and_multi_label_settings(
     checkpoint, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        tf.saved_model, "save", lambda module, path, signatures: pathlib.Path(path).mkdir()
+        tf.saved_model, "save", lambda module, path, signatures: None
     )
     config = Config(**TINY, eval_center_crop=True)
     run_directory.write_flags(str(tmp_path), config, CLASSES, multi_label=True)
@@ -628,7 +632,13 @@ def test_model_card_escapes_markup_in_names(tmp_path):
             image_size=8,
             step=4,
             class_names=HOSTILE_CLASSES,
-            results={"<b>|": 0.5},
+            results={
+                "<b>|": 0.5,
+                "computed_from": {
+                    **dict.fromkeys(("dataset", "split", "train_split"), "[a](b)"),
+                    **dict(examples=1, trained_examples=0, label_fraction=0.1),
+                },
+            },
             flags={
                 "dataset": "folder:<img src=x>\n# title",
                 "train_split": "`x`",
