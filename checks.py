@@ -236,15 +236,17 @@ def _uses_train_split(config: Config) -> bool:
 def count_trained_examples(context: RunContext) -> int:
     """Returns the number of images in `--eval_split` that were also used for training; see `count_overlap`."""
     config, source, recorded = context.config, context.source, context.recorded
+    if not config.evaluates:
+        return 0
     splits = [config.train_split] if _uses_train_split(config) else []
-    splits += weights_split(source, recorded.trained_on, recorded.network)
-    return count_overlap(source, "eval_split", config.eval_split, splits) * config.evaluates
+    splits += weights_split(source, recorded.trained_on, recorded.network.get("train_split"))
+    return count_overlap(source, "eval_split", config.eval_split, splits)
 
 
-def weights_split(source: Source, trained_on: str | None, settings: dict) -> list[str]:
+def weights_split(source: Source, trained_on: str | None, split: str | None) -> list[str]:
     """Returns the split that weights were trained on, or an empty list if it is not known to be in `source`."""
     is_same = trained_on == run_directory.data_digest(source.describe_data())
-    return [settings["train_split"]] if is_same and "train_split" in settings else []
+    return [split] if is_same and split else []
 
 
 def count_overlap(source: Source, flag: str, split: str, training_splits: list[str]) -> int:

@@ -260,7 +260,9 @@ class Evaluator:
         weights = weights or restoring.weights_digest(self._model)
         results: dict[str, Any] = {
             "global_step": step,
-            computed_from.KEY: computed_from.describe(self._context, weights, step),
+            computed_from.KEY: computed_from.describe(
+                self._config, self._source, weights, step, self._context.trained_examples
+            ),
         }
         if complete:
             decay = model_lib.add_weight_decay(

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 
 from checkpoints import run_directory
-from checkpoints.run_directory import RunContext
-from config import settings_with
+from config import Config, settings_with
 from runtime.paths import without_directories
+from sources.source import Source
 
 KEY = "computed_from"
 
@@ -29,7 +29,7 @@ class ComputedFrom:
     """
 
     weights: str
-    step: int
+    step: int | None
     dataset: str
     data: str
     split: str
@@ -45,9 +45,15 @@ class ComputedFrom:
     ft_proj_selector: int
 
 
-def describe(context: RunContext, weights: str, step: int) -> dict:
-    """Returns the `ComputedFrom` of an evaluation, as a JSON-serializable dict."""
-    config, source = context.config, context.source
+def describe(
+    config: Config,
+    source: Source,
+    weights: str,
+    step: int | None,
+    trained_examples: int,
+    **others: str,
+) -> dict:
+    """Returns a `ComputedFrom` as a JSON-serializable dict. `others` replaces attributes."""
     count = source.num_examples(config.eval_split)
     settings = {
         field.name: getattr(config, field.name)
@@ -63,9 +69,10 @@ def describe(context: RunContext, weights: str, step: int) -> dict:
             data=run_directory.data_digest(source.describe_data()),
             split=config.eval_split,
             examples=min(count, config.eval_steps * config.eval_batch_size or count),
-            trained_examples=context.trained_examples,
+            trained_examples=trained_examples,
             protocol=config.eval_protocol,
         )
+        | others
     )
     return dataclasses.asdict(record)
 

@@ -22,7 +22,7 @@ import tensorflow as tf  # noqa: E402
 import tf_keras as keras  # noqa: E402
 
 import resnet  # noqa: E402
-from checkpoints import training_log  # noqa: E402
+from checkpoints import architecture, training_log  # noqa: E402
 
 # By default, Hypothesis tries the same examples in every run. With `--hypothesis-profile=soak`, it
 # tries more examples and chooses them at random.
@@ -91,7 +91,9 @@ def _fresh_keras():
 def _resnet_10_with_blocks(*blocks):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(resnet.DEPTHS, 10, (False, blocks))
+        architecture.all_keys.cache_clear()
         yield
+    architecture.all_keys.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+import checks
 import model as model_lib
-from checkpoints import inspection, restoring, weight_files
+from checkpoints import computed_from, inspection, restoring, weight_files
 from checkpoints.lock import Lock
 from config import Config, settings_with
 from runtime import console, signals, storage
@@ -36,6 +37,8 @@ class Inputs:
       task: the `Task`, with the splits that are used.
       config: settings for extracting features. `model_dir` is the output directory.
       source: the opened data set.
+      step: training step of the weights, if known.
+      trained_examples: number of test examples that were also used for training.
     """
 
     protocol: str
@@ -43,6 +46,8 @@ class Inputs:
     task: Task
     config: Config
     source: Source
+    step: int | None
+    trained_examples: int
 
     def load_network(self) -> keras.Model:
         """Builds the network and loads its encoder and, if the checkpoint contains one, its projection head."""
@@ -85,10 +90,23 @@ class Inputs:
         value = measures.measure(task.metric, labels, scores)
         storage.write_arrays(os.path.join(out, "predictions.npz"), labels=labels, logits=scores)
         path = os.path.join(out, "result.json")
+        record = computed_from.describe(
+            self.config.replace(train_split=task.train, eval_split=task.test),
+            self.source,
+            weight_files.open_weights(self.checkpoint).digest(),
+            self.step,
+            self.trained_examples,
+            protocol=self.protocol,
+        )
         storage.write_json(
             path,
             dict(
-                results, task=task.title, metric=task.metric, test=value, checkpoint=self.checkpoint
+                results,
+                task=task.title,
+                metric=task.metric,
+                test=value,
+                checkpoint=self.checkpoint,
+                computed_from=record,
             ),
         )
         console.log(
@@ -119,9 +137,10 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
     checkpoint, is_saved_model = weight_files.locate(arguments.checkpoint)
     if is_saved_model:
         checkpoint = os.path.dirname(os.path.dirname(checkpoint))
-    network = inspection.inspect_checkpoint(
+    info = inspection.inspect_checkpoint(
         checkpoint, {"image_size": arguments.image_size} if arguments.image_size else None
-    ).config
+    )
+    network = info.config
     name = slug(arguments.task or task.dataset)[-40:]  # File names are limited to 255 bytes.
     config = Config(**{name: getattr(network, name) for name in settings_with("network")}).replace(
         **{name: getattr(arguments, name) for name in settings_with("data_access")},
@@ -148,7 +167,11 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
         )
     for flag, split in task.splits.items():
         datasets.check_split(source, flag, split)
-    return Inputs(arguments.protocol, checkpoint, task, config, source)
+    train, validation, test = task.splits.values()
+    checks.count_overlap(source, "validation", validation, [train])
+    weights_splits = checks.weights_split(source, info.trained_on, network.train_split)
+    count = checks.count_overlap(source, "test", test, [train, validation, *weights_splits])
+    return Inputs(arguments.protocol, checkpoint, task, config, source, info.step, count)
 
 
 def _adapt_splits(task: Task, source: Source, arguments: argparse.Namespace) -> Task:

@@ -348,7 +348,12 @@ def test_describe_prints_a_summary(tmp_path, capsys):
     )
     cli.main(["describe", path])
     printed = capsys.readouterr().out
-    for text in ("TF1 checkpoint", "--resnet_depth=18", "10 classes; its input is unknown", "step  "):
+    for text in (
+        "TF1 checkpoint",
+        "--resnet_depth=18",
+        "10 classes; its input is unknown",
+        "step  ",
+    ):
         assert text in printed
 
 

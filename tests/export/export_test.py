@@ -599,9 +599,7 @@ def test_predict_uses_sigmoid_for_multi_label_networks(photos, monkeypatch):
 def test_saved_models_record_the_center_crop_and_multi_label_settings(
     checkpoint, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(
-        tf.saved_model, "save", lambda module, path, signatures: None
-    )
+    monkeypatch.setattr(tf.saved_model, "save", lambda module, path, signatures: None)
     config = Config(**TINY, eval_center_crop=True)
     run_directory.write_flags(str(tmp_path), config, CLASSES, multi_label=True)
     info = inspection.inspect_checkpoint(checkpoint)

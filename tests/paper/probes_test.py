@@ -60,7 +60,7 @@ def test_probes_can_be_run_from_the_command_line(tmp_path, write_network, capsys
         ]
     )
     printed, results = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())
-    assert set(results) == {"sobel"} and results["sobel"]["majority_baseline"] == 0.5
+    assert set(results) == {"sobel", "checksum"} and results["sobel"]["majority_baseline"] == 0.5
     # Even random features separate Sobel-filtered images from digits.
     assert results["sobel"]["h"] > 0.8
     assert results["sobel"]["z"] == pytest.approx(0.5, abs=0.1)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 import tensorflow as tf
@@ -445,7 +446,7 @@ def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(
         other.kill()
         other.communicate()
 
-    monkeypatch.setattr(runner.time, "sleep", kill)
+    monkeypatch.setattr(runner, "time", types.SimpleNamespace(sleep=kill))
     lines = program("run", "flip").splitlines()
     assert f"postponed flip, with: flip, with is in progress in process {other.pid} on " in lines[0]
     assert [line.split(" (")[0] for line in lines[1:]] == [
@@ -487,7 +488,7 @@ def test_runs_wait_for_the_run_that_they_start_from(calls, tmp_path, monkeypatch
             Record(settings, {runner.LBFGS: 0.5}, False, 1.0, "", "").write(str(directory))
             held.__exit__()
 
-        monkeypatch.setattr(runner.time, "sleep", finish_run)
+        monkeypatch.setattr(runner, "time", types.SimpleNamespace(sleep=finish_run))
         printed = program("run", "few_labels")
     message = "few_labels, ResNet-50 (2x), 1 %: linear, ResNet-50 (2x) is in progress in process "
     assert f"postponed {message}" in printed
@@ -513,7 +514,11 @@ def test_a_run_is_not_repeated_if_another_process_finishes_it_before_the_lock(
 
 
 def test_waiting_for_other_processes_can_be_stopped(calls, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner.time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(
+        runner,
+        "time",
+        types.SimpleNamespace(sleep=lambda seconds: os.kill(os.getpid(), signal.SIGTERM)),
+    )
     runs = schedule.runs_of(["flip"], "small")
     with (
         lock(tmp_path, "flip", "with"),
