@@ -320,6 +320,8 @@ class Evaluator:
                     lock.Lock(results_dir(self._config), name=lock.EXPORT, wait=True)
                 )
                 directory = os.path.join(results_dir(self._config), "best")
+                if not os.path.islink(directory):
+                    checkpoint_files.remove_unfinished(directory)
             else:  # All workers must take part in saving.
                 directory = stack.enter_context(tempfile.TemporaryDirectory())
             is_best = self._is_chief and self._is_best(directory, results)

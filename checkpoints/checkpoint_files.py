@@ -105,7 +105,7 @@ def latest_checkpoint(directory: str) -> str | None:
 
 
 def save(checkpoint: tf.train.Checkpoint, directory: str, step: int) -> str:
-    """Writes a checkpoint durably. Call this function only while holding a lock on the directory.
+    """Writes a checkpoint durably.
 
     On a local disk, the files are written to a temporary directory, and then renamed, the index
     last. A process that is killed therefore leaves data files without an index, or nothing. In
@@ -124,7 +124,6 @@ def save(checkpoint: tf.train.Checkpoint, directory: str, step: int) -> str:
     prefix = checkpoint_prefix(directory, step)
     if "://" in directory:
         return checkpoint.write(prefix)
-    remove_unfinished(directory)
     with storage.scratch_beside(prefix, _SCRATCH) as scratch:
         checkpoint.write(os.path.join(scratch, os.path.basename(prefix)))
         names = sorted(os.listdir(scratch), key=lambda name: (name.endswith(".index"), name))
