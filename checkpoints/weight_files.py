@@ -225,10 +225,11 @@ def _remedy(path: str) -> str:
 def _download(handle: str, flag: str) -> str:
     import tensorflow_hub as hub  # Imported here because only TF Hub handles require it.
 
-    # TF Hub's default is below the temporary directory, where other users could prepare files.
-    cache = os.environ.setdefault("TFHUB_CACHE_DIR", os.path.expanduser("~/.cache/tfhub_modules"))
+    if "TFHUB_CACHE_DIR" not in os.environ:
+        # TF Hub's default is in the temporary directory, where other users could prepare files.
+        os.environ["TFHUB_CACHE_DIR"] = os.path.expanduser("~/.cache/tfhub_modules")
+        os.makedirs(os.environ["TFHUB_CACHE_DIR"], mode=0o700, exist_ok=True)
     try:
-        os.makedirs(cache, mode=0o700, exist_ok=True)
         return hub.resolve(handle)
     except Exception as error:  # Network, server and archive errors have the same remedy.
         raise UserError(

@@ -21,7 +21,7 @@ from runtime.errors import UserError, first_line
 
 # Prefix of the names of temporary files and directories, which are renamed when they are complete.
 TEMP_PREFIX = ".simclr_unfinished_"
-_CHECKSUM = "checksum"
+_CHECKSUM, _PREFIX = "checksum", "crc32:"
 NOTHING_WRITTEN = "nothing was written; run the same command again"
 
 
@@ -34,7 +34,7 @@ def write_json(path: str, content: dict | list) -> None:
 
 
 def _checksum(content: dict) -> str:
-    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+    return f"{_PREFIX}{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
 
 
 def write_arrays(path: str, **arrays: Any) -> None:
@@ -190,9 +190,11 @@ def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default:
         with tf.io.gfile.GFile(path, "rb") as file:
             content = json.loads(file.read())
         # Files that a person or the original wrote have no checksum.
-        checksum = content.pop(_CHECKSUM, None) if isinstance(content, dict) else None
-        if checksum and checksum != _checksum(content):
-            return default
+        for name, value in list(content.items()) if isinstance(content, dict) else ():
+            # The key itself may be corrupt.
+            is_checksum = name == _CHECKSUM or str(value).startswith(_PREFIX)
+            if is_checksum and content.pop(name) != _checksum(content):
+                return default
     except (ValueError, RecursionError, tf.errors.NotFoundError):
         # Parsing deeply nested lists raises RecursionError. The file may disappear after `is_file`.
         return default

@@ -1,0 +1,235 @@
+"""Results are tied to the weights, the data and the settings from which they were computed."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import checks
+import evaluate
+import train
+from checkpoints import checkpoint_files, computed_from, run_directory, weight_files
+from config import Config
+from runtime import console
+from runtime.errors import UserError
+from sources import datasets
+from sources.tfds_source import TfdsSource
+from support import processes, runs
+from support.images import write_images
+from support.tfds_data import write_tfds
+
+pytestmark = pytest.mark.usefixtures("stem_only_resnet")
+
+
+@pytest.fixture
+def logged(monkeypatch):
+    """Returns a list of all logged lines."""
+    lines = []
+    monkeypatch.setattr(console, "log", lines.append)
+    return lines
+
+
+def run(directory, **settings):
+    settings = {"train_steps": 2, "eval_split": "test[:90]", **settings}
+    runs.run(directory, ["eval_split", "train_split"], **settings)
+
+
+@pytest.fixture
+def two_runs(tmp_path):
+    """Returns the directories of two runs with different seeds. Both keep their best weights."""
+    for name, seed in (("a", 1), ("b", 2)):
+        run(tmp_path / name, mode="train_then_eval", keep_best=True, seed=seed)
+    return tmp_path / "a", tmp_path / "b"
+
+
+def contents(directory):
+    """Returns a dict of the files in a directory, without TensorBoard events and the lock for exports."""
+    return {
+        path.relative_to(directory): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and "events" not in path.name and path.name != "export.lock"
+    }
+
+
+def test_evaluating_other_weights_changes_no_file_of_a_run(two_runs, logged):
+    a, b = two_runs
+    before = contents(a)
+    run(a, mode="eval", checkpoint=str(b), keep_best=True, save_predictions=True)
+    (other,) = a.glob("other_*")
+    weights = weight_files.open_weights(str(b)).digest()
+    assert other.name == f"other_{weights[:8]}"
+    assert any(line.startswith(f"results: {other} (") for line in logged)
+    after = {name: text for name, text in contents(a).items() if name.parts[0] != other.name}
+    assert after == before
+    assert json.loads((other / "result.json").read_text())["computed_from"]["weights"] == weights
+    # The weights of the run itself are evaluated in its directory, and compared with the best.
+    run(a, mode="eval", checkpoint=str(a / "ckpt-2"), keep_best=True, eval_steps=1)
+    assert (a / "best" / "ckpt-2.index").exists()
+
+
+@pytest.mark.parametrize(
+    "settings, name",
+    [
+        (dict(eval_protocol="knn"), "eval_protocol"),
+        (dict(eval_split="test"), "examples, split"),
+        (dict(eval_center_crop=False), "eval_center_crop"),
+    ],
+)
+def test_best_weights_are_compared_only_by_the_same_metric_and_settings(
+    settings, name, two_runs, logged
+):
+    a, _ = two_runs
+    before = processes.tensors(a / "best", 2)
+    run(a, mode="train", train_steps=3, seed=1)
+    run(a, mode="eval", keep_best=True, train_steps=3, **settings)
+    line = next(line for line in logged if line.startswith("--keep_best: the weights are not kept"))
+    assert "Use another --eval_name" in line and f"({name})" in line
+    np.testing.assert_equal(processes.tensors(a / "best", 2), before)
+    run(a, mode="eval", keep_best=True, train_steps=3, eval_name="new", **settings)
+    assert checkpoint_files.list_steps(str(a / "new" / "best"))
+
+
+def test_the_label_subset_matters_only_for_metrics_that_use_it():
+    record = dict(weights="a", step=1, split="test", label_fraction=1.0, protocol="linear_head")
+    other = dict(record, weights="b", step=2, label_fraction=0.1, protocol="knn")
+    results = [{computed_from.KEY: content} for content in (record, other)]
+    assert computed_from.differences(*results, with_labels=False) == []
+    assert computed_from.differences(*results, with_labels=True) == ["label_fraction"]
+    assert computed_from.differences({}, results[0], with_labels=False) == ["split"]
+
+
+@pytest.mark.parametrize(
+    "settings, count",
+    [
+        (dict(eval_split="train[:100]"), 64),
+        (dict(eval_split="train[60:100]"), 4),
+        (dict(eval_split="test[:50]"), 0),
+        # The training split of an evaluation matters only if it is used.
+        (dict(eval_split="test[:50]", train_split="test"), 0),
+        (dict(eval_split="test[:50]", train_split="test", eval_protocol="knn"), 50),
+    ],
+)
+def test_images_that_were_used_for_training_are_reported_and_recorded(
+    settings, count, tmp_path, logged
+):
+    run(tmp_path / "run", mode="train")
+    logged.clear()
+    run(tmp_path / "evaluation", mode="eval", checkpoint=str(tmp_path / "run"), **settings)
+    lines = [line for line in logged if "are also in the training split" in line]
+    assert len(lines) == (count > 0) and all(f"warning: {count} of the " in line for line in lines)
+    result = json.loads((tmp_path / "evaluation" / "result.json").read_text())
+    assert result["computed_from"]["trained_examples"] == count
+
+
+def test_overlaps_match_the_keys_of_the_examples(tmp_path):
+    write_tfds("cifar10", tmp_path / "tfds", train=50, test=10)
+    write_images(tmp_path / "images", *(f"{index}.png" for index in range(40)))
+    for source in (
+        TfdsSource("cifar10", str(tmp_path / "tfds")),
+        datasets.open_source(f"folder:{tmp_path / 'images'}"),
+        datasets.open_source("digits"),
+    ):
+        for split, other in (
+            ("train", "train"),
+            ("train[:20]", "train[10:]"),
+            ("train[:50%]", "train[50%:]"),
+            ("train[:10]+train[20:30]", "train[5:25]"),
+        ):
+            keys = [
+                {int(key) for key, *_ in source.references(name).map(source.reader(name))}
+                for name in (split, other)
+            ]
+            assert source.overlap(split, other) == len(keys[0] & keys[1])
+
+
+def test_weights_of_other_data_do_not_overlap(tmp_path):
+    source = datasets.open_source("digits")
+    digest = run_directory.data_digest(source.describe_data())
+    assert checks.weights_split(source, digest, "train") == ["train"]
+    assert checks.weights_split(source, "0" * 16, "train") == []
+    assert checks.weights_split(source, digest, None) == []
+
+
+# ------------------------------------------------------------------------------------------------------ initial weights
+
+
+def test_fine_tuning_that_was_stopped_before_its_first_checkpoint_starts_from_the_same_weights(
+    tmp_path, logged
+):
+    settings = dict(train_mode="finetune", checkpoint=str(tmp_path / "a"), optimizer="momentum")
+    run(tmp_path / "a", mode="train", keep_checkpoint_max=1)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(train, "make_run_steps", lambda step: 1 / 0)
+        run(tmp_path / "b", **settings)
+    run(tmp_path / "c", **settings)
+    copies = {path: path.read_bytes() for path in (tmp_path / "a").glob("ckpt-2.*")}
+    run(tmp_path / "a", mode="train", train_steps=4, keep_checkpoint_max=1)
+    assert checkpoint_files.list_steps(str(tmp_path / "a")) == [4]
+    with pytest.raises(UserError, match="--checkpoint=.* have changed or were deleted"):
+        run(tmp_path / "b", **settings)
+    for path, content in copies.items():
+        path.write_bytes(content)
+    run(tmp_path / "b", **settings)
+    np.testing.assert_equal(*(processes.tensors(tmp_path / name, 2) for name in "bc"))
+    assert any(line.startswith("loaded ") and "a/ckpt-2 " in line for line in logged)
+    # The record survives, and a run with a checkpoint does not need the weights.
+    for path in copies:
+        path.unlink()
+    run(tmp_path / "b", **settings, train_steps=3)
+    flags = json.loads((tmp_path / "b" / "flags.json").read_text())
+    assert flags["initial_weights"]["path"] == str(tmp_path / "a" / "ckpt-2")
+
+
+# ------------------------------------------------------------------------------------------------------ flipped bits
+
+
+def flips(content):
+    for position in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[position // 8] ^= 1 << position % 8
+        yield bytes(flipped)
+
+
+def test_flipped_bits_in_recorded_files_are_detected_or_have_no_effect(tmp_path):
+    source = datasets.open_source("digits")
+    context = runs.make_context(Config(**runs.TINY), source)
+    run_directory.write_start(context, str(tmp_path), 3)
+    expected = run_directory.read_run(str(tmp_path))
+    for name in ("classes.json", "data.json", "flags.json"):
+        content, detected = (tmp_path / name).read_bytes(), 0
+        flipped_contents = list(flips(content))[:: 7 if name == "flags.json" else 1]
+        for flipped in flipped_contents:
+            (tmp_path / name).write_bytes(flipped)
+            try:
+                assert run_directory.read_run(str(tmp_path)) == expected
+            except UserError:
+                detected += 1
+        assert detected > 0.5 * len(flipped_contents)
+        (tmp_path / name).write_bytes(content)
+
+
+def test_class_names_that_occur_twice_are_rejected(tmp_path):
+    (tmp_path / "classes.json").write_text(json.dumps(["a", "b", "a"]))
+    with pytest.raises(UserError, match="classes.json: a class name occurs twice"):
+        weight_files.read_classes(str(tmp_path))
+
+
+# ------------------------------------------------------------------------------------------------------ order
+
+
+def test_the_newest_checkpoint_is_evaluated_first_and_then_each_new_one(tmp_path, monkeypatch):
+    trackable = tf.train.Checkpoint(value=tf.Variable(1.0))
+    for step in (2, 10, 4):
+        checkpoint_files.save(trackable, str(tmp_path), step)
+
+    def steps(last_step, all_steps):
+        paths = evaluate.new_checkpoints(str(tmp_path), last_step, 0.2, all_steps)
+        for path in paths:
+            yield checkpoint_files.step_from_prefix(path)
+            if not checkpoint_files.list_steps(str(tmp_path))[-1] > 10:
+                for step in (11, 12):
+                    checkpoint_files.save(trackable, str(tmp_path), step)
+
+    assert list(steps(12, all_steps=False)) == [10, 11, 12]
+    assert list(steps(12, all_steps=True)) == [2, 4, 10, 11, 12]
