@@ -28,7 +28,7 @@ from sources.source import Source
 
 # Below this number of images, the linear head requires its own learning rate.
 _SMALL_DATA_SET = 20_000
-_LINEAR_HEAD_LEARNING_RATE = 0.1  # Suitable for most small data sets; see docs/training.md.
+_LINEAR_HEAD_LEARNING_RATE = 0.03  # Suitable for most small data sets; see docs/training.md.
 _SMALL_BATCH = 32  # Below this batch size, contrastive learning has too few negatives.
 _SAMPLED_IMAGES = 32  # This is the number of images whose sizes are read.
 

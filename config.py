@@ -148,6 +148,7 @@ ROLES = {
     "network": "describes the network, and can be inferred from a checkpoint",
     "length": "determines the training length and the schedule, and may change when a run resumes",
     "order": "affects the order of the examples, and is fixed when a run resumes",
+    "evaluation": "determines the results of an evaluation",
     "labels": "determines which labels lbfgs and knn use",
     "output": "determines results and where they are written; set by programs that start run.py",
     "data_access": "determines how the files of a data set are read; `transfer` has the same flag",
@@ -277,6 +278,7 @@ class Config:
         "Split to evaluate on. If not set, test is used for data sets without a validation split."
         " If train is the only split and --train_split is not set either, the last fifth of train"
         " is held out, except with --mode=train.",
+        "evaluation",
     )
     corrupt_images: str = setting(
         "error",
@@ -325,6 +327,7 @@ class Config:
         224,
         "Height and width of the network's input, in pixels.",
         "identity",
+        "evaluation",
         "network",
         minimum=8,
         maximum=4096,
@@ -484,6 +487,7 @@ class Config:
         " the projection head's first layer, -1 for the output of the projection head's last"
         " layer.",
         "identity",
+        "evaluation",
     )
     lineareval_while_pretraining: bool = setting(
         True,
@@ -578,7 +582,7 @@ class Config:
     linear_head_learning_rate: float | None = setting(
         None,
         "Peak learning rate of the linear head for a batch size of 256, always scaled linearly with"
-        " the batch size; try 0.1. If not set, the head uses the encoder's learning rate, which is"
+        " the batch size; try 0.03. If not set, the head uses the encoder's learning rate, which is"
         " unstable on small data sets. The encoder is not affected.",
         "identity",
         above=0,
@@ -683,6 +687,7 @@ class Config:
         "If --image_size is above 32, evaluate on a center crop of 87.5 % of the shorter side (224"
         " of 256 pixels; paper, B.5). Otherwise, and with --noeval_center_crop, the center crop"
         " covers the whole shorter side (B.8.1).",
+        "evaluation",
     )
     save_predictions: bool = setting(
         False,
@@ -694,6 +699,7 @@ class Config:
     eval_batch_size: int = setting(
         256,
         "Global batch size for evaluation (the total over all replicas).",
+        "evaluation",
         minimum=1,
         maximum=2**20,
     )
@@ -703,6 +709,7 @@ class Config:
         " frozen encoder); knn (nearest neighbors by cosine similarity, on the frozen encoder);"
         " contrastive (the pretraining task on held-out images). Without a linear head, linear_head"
         " is replaced with contrastive and, if there are labels, knn.",
+        "evaluation",
         items=EVAL_PROTOCOLS,
     )
     eval_baselines: bool = setting(

@@ -195,7 +195,6 @@ class Evaluator:
         self._config, self._source, self._strategy = config, source, strategy
         self._protocol_names = protocols(config, source)
         self._is_chief, self._check = context.is_chief, context.check_lock
-        self._head_names = head_names or source.class_names
         self._head_columns = (
             classes.match_columns(source.class_names, head_names) if head_names else None
         )
@@ -330,9 +329,7 @@ class Evaluator:
             self._check()
             storage.makedirs(directory)
             write_results(directory, step, results)
-            run_directory.copy_flags(
-                self._config, self._head_names, self._source.multi_label, directory
-            )
+            run_directory.copy_start(self._config.model_dir, directory)
             trackable = tf.train.Checkpoint(
                 model=self._model, global_step=tf.Variable(step, dtype=tf.int64)
             )

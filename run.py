@@ -207,11 +207,18 @@ def _evaluate(context: RunContext) -> None:
     config, last_step, settings = context.config, None, context.recorded.settings
     if config.checkpoint in (None, settings.get("checkpoint")):
         last_step = config.train_steps or _count_steps(context)
-    elif settings and not config.eval_name:
-        file = weight_files.open_weights(config.checkpoint)
-        if not run_directory.contains(config.model_dir, file.path):
-            config = config.replace(eval_name=f"other_{file.digest()[:8]}")
-            context = context.replace(config=config)
+    else:
+        if config.keep_best:
+            console.log(
+                "--keep_best has no effect, because only the weights in --checkpoint are evaluated"
+            )
+        file, others = weight_files.open_weights(config.checkpoint), {}
+        is_other = settings and not run_directory.contains(config.model_dir, file.path)
+        if is_other and not config.eval_name:
+            others = dict(eval_name=f"other_{file.digest()[:8]}")
+        config = config.replace(keep_best=False, **others)
+        context = context.replace(config=config)
+        if is_other:
             console.log(
                 f"results: {evaluate.results_dir(config)} (the weights in {config.checkpoint} are"
                 f" not those of the run in {config.model_dir})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from checkpoints import run_directory
@@ -13,68 +12,30 @@ from sources.source import Source
 KEY = "computed_from"
 
 
-@dataclasses.dataclass(frozen=True)
-class ComputedFrom:
-    """What the results of an evaluation were computed from.
-
-    Attributes:
-      weights: digest of the weights; see `WeightFile.digest`.
-      step: training step at which the weights were saved.
-      dataset: name of the data set, without the directories of an image folder.
-      data: digest of the data; see `run_directory.data_digest`.
-      split: the evaluated split.
-      examples: number of evaluated images.
-      trained_examples: number of images in `split` that were also used for training.
-      protocol: comma-separated protocols; the other attributes are the settings of these names.
-    """
-
-    weights: str
-    step: int | None
-    dataset: str
-    data: str
-    split: str
-    examples: int
-    trained_examples: int
-    protocol: str
-    train_split: str
-    label_fraction: float
-    label_seed: int
-    image_size: int
-    eval_center_crop: bool
-    eval_batch_size: int
-    ft_proj_selector: int
-
-
 def describe(
-    config: Config,
-    source: Source,
-    weights: str,
-    step: int | None,
-    trained_examples: int,
-    **others: str,
+    config: Config, source: Source, weights: str, step: int | None, trained_examples: int
 ) -> dict:
-    """Returns a `ComputedFrom` as a JSON-serializable dict. `others` replaces attributes."""
+    """Returns a JSON-serializable record of what the results of an evaluation are computed from.
+
+    Args:
+      config: settings of the evaluation. The record contains those with the roles `evaluation` and
+        `labels`.
+      source: the data set. The record contains its name, without the directories of an image
+        folder, and its digest.
+      weights: digest of the weights; see `WeightFile.digest`.
+      step: training step at which the weights were saved, if known.
+      trained_examples: number of images in `eval_split` that were also used for training.
+    """
     count = source.num_examples(config.eval_split)
-    settings = {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(ComputedFrom)
-        if hasattr(config, field.name)
-    }
-    record = ComputedFrom(
-        **settings
-        | dict(
-            weights=weights,
-            step=step,
-            dataset=without_directories(source.name),
-            data=run_directory.data_digest(source.describe_data()),
-            split=config.eval_split,
-            examples=min(count, config.eval_steps * config.eval_batch_size or count),
-            trained_examples=trained_examples,
-            protocol=config.eval_protocol,
-        )
-        | others
+    return dict(
+        {name: getattr(config, name) for name in settings_with("evaluation", "labels")},
+        dataset=without_directories(source.name),
+        data=run_directory.data_digest(source.describe_data()),
+        examples=min(count, config.eval_steps * config.eval_batch_size or count),
+        weights=weights,
+        step=step,
+        trained_examples=trained_examples,
     )
-    return dataclasses.asdict(record)
 
 
 def differences(results: Mapping, other: Mapping, with_labels: bool) -> list[str]:
@@ -85,7 +46,7 @@ def differences(results: Mapping, other: Mapping, with_labels: bool) -> list[str
       with_labels: whether the results depend on the labels in `train_split`.
     """
     first, second = results.get(KEY, {}), other.get(KEY, {})
-    ignored = {"weights", "step", "protocol", "trained_examples", "eval_batch_size"}
+    ignored = {"weights", "step", "eval_protocol", "trained_examples", "eval_batch_size"}
     ignored |= set() if with_labels else set(settings_with("labels"))
     return sorted(
         name for name in {**first, **second}.keys() - ignored if first.get(name) != second.get(name)

@@ -61,10 +61,10 @@ def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | Non
     `image_size`. The same applies to `ft_proj_selector`, the input of the linear head, if
     `with_head_input` is set; it may also be found in the weights.
     """
-    flags, (description, settings) = architecture.infer_flags(file.shapes), _recorded_settings(file)
+    flags, origin = architecture.infer_flags(file.shapes), read_origin(file)
     recorded = dict(
-        image_size=description.get("image_size") or (settings or {}).get("image_size"),
-        ft_proj_selector=_head_input(file, description, settings) if with_head_input else None,
+        image_size=origin.get("image_size"),
+        ft_proj_selector=_head_input(file, origin) if with_head_input else None,
     )
     return flags and {
         **flags,
@@ -72,27 +72,32 @@ def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | Non
     }
 
 
-def _head_input(file: WeightFile, description: dict, settings: dict | None) -> int | None:
+def _head_input(file: WeightFile, origin: dict) -> int | None:
     """Returns the recorded `ft_proj_selector`, or the result of `WeightFile.head_input` if it is not recorded."""
-    recorded = description.get("ft_proj_selector", (settings or {}).get("ft_proj_selector"))
-    return file.head_input() if recorded is None else recorded
+    return origin["ft_proj_selector"] if "ft_proj_selector" in origin else file.head_input()
 
 
-def _recorded_settings(file: WeightFile) -> tuple[dict, dict | None]:
-    """Returns the description of the SavedModel that contains a weight file, and the recorded settings.
+def read_origin(file: WeightFile) -> dict:
+    """Returns what the run, the SavedModel or the PyTorch file that contains the weights records.
 
-    Without a SavedModel, the description is an empty dict or, for a PyTorch file, may contain only
-    the image size. The settings are None if they are not recorded.
+    The dict has the keys of simclr.json (see `export.saving`), without those that are not recorded,
+    and additionally each setting in `flags`.
     """
+    directory, flags = os.path.dirname(file.path), None
     if file.is_torch:  # The file may be in the run directory of another network.
-        return {} if file.image_size is None else dict(image_size=file.image_size), None
-    directory = os.path.dirname(file.path)
-    is_saved_model = file.format.startswith("SavedModel")
-    description = (
-        weight_files.read_description(os.path.dirname(directory)) if is_saved_model else {}
-    )
-    settings = select_settings(description.get("flags", {}), f"{file.path} (simclr.json)")
-    return description, settings or run_directory.read_flags(directory)
+        origin: dict = dict(image_size=file.image_size)
+    elif file.format.startswith("SavedModel"):
+        origin = weight_files.read_description(os.path.dirname(directory))
+        flags = select_settings(origin.get("flags", {}), f"{file.path} (simclr.json)")
+    else:
+        flags = run_directory.read_flags(directory)
+        origin = dict(
+            multi_label=weight_files.read_classes(directory)[1],
+            results=storage.read_own_json(os.path.join(directory, f"result_{file.step}.json")),
+            trained_on=run_directory.training_data(directory),
+        )
+    origin = {**(flags or {}), **origin, "flags": flags or None}
+    return {name: value for name, value in origin.items() if value is not None}
 
 
 def inspect_checkpoint(
@@ -113,13 +118,11 @@ def inspect_checkpoint(
       UserError: the weights or the recorded settings are unusable.
     """
     file = weight_files.open_weights(path, flag)
-    directory, (description, settings) = os.path.dirname(file.path), _recorded_settings(file)
-    size = description.get("image_size") or (settings or {}).get("image_size", 224)
-    config, classes = infer_config(file)
+    origin, (config, classes) = read_origin(file), infer_config(file)
     network = {name: getattr(config, name) for name in settings_with("network")}
-    center_crop = {name: description[name] for name in ("eval_center_crop",) if name in description}
+    recorded = {name: origin[name] for name in ("image_size", "eval_center_crop") if name in origin}
     try:
-        config = Config(**{**(settings or {}), **network, **center_crop, "image_size": size})
+        config = Config(**{**origin.get("flags", {}), **network, **recorded})
     except UserError as error:
         raise UserError(
             f"{flag}={path}: the recorded settings are invalid ({str(error).rstrip('.')})."
@@ -127,51 +130,36 @@ def inspect_checkpoint(
         ) from error
     given = dict(given or {})
     if "ft_proj_selector" not in given:
-        found = _head_input(file, description, settings)
+        found = _head_input(file, origin)
         given["ft_proj_selector"] = found or 0
         if found is None:
             console.log(f"{file.path}: {UNKNOWN_HEAD_INPUT}")
     config = config.replace(**given)
-    multi_label = not file.is_torch and description.get(
-        "multi_label", weight_files.read_classes(directory)[1]
-    )
     names = file.class_names or (
         None if classes is None else [f"class {index}" for index in range(classes)]
     )
-    results = None
-    if not file.is_torch:
-        results = description.get("results") or storage.read_own_json(
-            os.path.join(directory, f"result_{file.step}.json")
-        )
-        # The file may describe other weights, such as those of another run at the same step.
-        if results and results.get(computed_from.KEY, {}).get("weights") != file.digest():
-            results = None
-    step = description.get("step") if file.step is None else file.step
+    results = origin.get("results")
+    # The file may describe other weights, such as those of another run at the same step.
+    if results and results.get(computed_from.KEY, {}).get("weights") != file.digest():
+        results = None
     return CheckpointInfo(
         config,
         names,
         results,
-        settings is not None,
-        step,
-        multi_label,
+        "flags" in origin,
+        origin.get("step") if file.step is None else file.step,
+        origin.get("multi_label", False),
         file,
-        _training_data(file, description),
+        origin.get("trained_on"),
     )
-
-
-def _training_data(file: WeightFile, description: dict) -> str | None:
-    """Returns the `data_digest` of the data that the network in a weight file was trained on, if it is recorded."""
-    if file.is_torch:
-        return None
-    return description.get("trained_on") or run_directory.training_data(os.path.dirname(file.path))
 
 
 def read_recorded(config: Config) -> Recorded:
     """Reads what the run in `model_dir`, or the checkpoint to evaluate or to fine-tune, recorded.
 
     `Recorded.network` describes the run if its weights are evaluated or if it is resumed, and
-    otherwise the checkpoint. Besides the settings of the network, it contains the data set and the
-    split that the weights were trained on, if they are recorded.
+    otherwise the checkpoint. Besides the settings of the network, it contains the split that the
+    weights were trained on, if it is recorded.
     """
     recorded = run_directory.read_run(config.model_dir)
     if config.mode != "eval" and config.train_mode != "finetune":
@@ -183,8 +171,10 @@ def read_recorded(config: Config) -> Recorded:
         return recorded
     else:
         file, path = weight_files.open_weights(config.checkpoint), config.checkpoint
-        description, settings = _recorded_settings(file)
-        trained_on, settings = _training_data(file, description), settings or {}
-        training = {name: settings[name] for name in ("dataset", "train_split") if name in settings}
-        network = {**training, **(network_flags(file, with_head_input=True) or {})}
-    return dataclasses.replace(recorded, network=network, network_path=path, trained_on=trained_on)
+        origin = read_origin(file)
+        trained_on, network = origin.get("trained_on"), network_flags(file, with_head_input=True)
+        if "train_split" in origin:
+            network = {**(network or {}), "train_split": origin["train_split"]}
+    return dataclasses.replace(
+        recorded, network=network or {}, network_path=path, trained_on=trained_on
+    )

@@ -202,11 +202,6 @@ def load_parts(
             f"linear head: {sum(column >= 0 for column in columns)} of {len(columns)} classes were"
             f" loaded, matched by name with the {len(file.class_names)} classes in the checkpoint"
         )
-    if file.num_other_tensors:
-        lines.append(
-            f"not loaded: {file.num_other_tensors} tensors (optimizer and counters; needed only to"
-            " resume)"
-        )
     lines += file.notes
     return LoadResult(file, not_loaded, lines)
 

@@ -169,28 +169,10 @@ def read_run(directory: str | None) -> Recorded:
     )
 
 
-def write_flags(
-    directory: str,
-    config: Config,
-    class_names: list[str] | None,
-    multi_label: bool = False,
-    **others: Any,
-) -> None:
-    """Writes flags.json, with the settings and `others`, and classes.json."""
-    storage.write_json(os.path.join(directory, _FLAGS), {**config.settings(), **others})
-    storage.write_json(
-        os.path.join(directory, weight_files.CLASSES_FILE),
-        dict(names=class_names, multi_label=multi_label),
-    )
-
-
-def copy_flags(
-    config: Config, class_names: list[str] | None, multi_label: bool, directory: str
-) -> None:
-    """Copies the files that describe the training run to `directory`, or writes them if they are missing."""
-    write_flags(directory, config, class_names, multi_label)
+def copy_start(model_dir: str, directory: str) -> None:
+    """Copies the files that describe the start of a run to another directory."""
     for name in (_FLAGS, weight_files.CLASSES_FILE, _DATA):
-        content = storage.read_own_json(os.path.join(config.model_dir, name), (dict, list))
+        content = storage.read_own_json(os.path.join(model_dir, name), (dict, list))
         if content is not None:
             storage.write_json(os.path.join(directory, name), content)
 
@@ -225,8 +207,12 @@ def write_start(
 ) -> None:
     """Writes flags.json, classes.json and data.json, which describe the start of a run."""
     source, start = context.source, {_LAST_STEP: last_step, _INITIAL_WEIGHTS: initial_weights}
-    write_flags(directory, context.config, source.class_names, source.multi_label, **start)
-    storage.write_json(os.path.join(directory, _DATA), source.describe_data())
+    for name, content in {
+        _FLAGS: {**context.config.settings(), **start},
+        weight_files.CLASSES_FILE: dict(names=source.class_names, multi_label=source.multi_label),
+        _DATA: source.describe_data(),
+    }.items():
+        storage.write_json(os.path.join(directory, name), content)
 
 
 def data_changes(config: Config, source: Source, recorded: Recorded) -> list[str]:

@@ -44,7 +44,6 @@ def describe(path: str) -> str:
             "linear head",
             "none" if classes is None else f"{classes} classes; its input is {head_input}",
         ),
-        ("other tensors", f"{file.num_other_tensors} (optimizer, counters; needed only to resume)"),
         None,
         *zip(("flags", *[""] * len(flags)), flags),
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -15,14 +14,6 @@ from runtime.errors import UserError, first_line
 FORMAT = "PyTorch weights"
 _DTYPES = ("F16", "F32", "F64")
 _REMEDY = "Use a ResNet with the names and shapes of torchvision's resnet18 to resnet152."
-# Pattern of tensor names -> the unsupported part of the network.
-_UNSUPPORTED_PARTS = {
-    r"\.(se|attn)\.": "squeeze-and-excitation or attention",
-    r"^conv1\.\d": "the stem with three convolutions (ResNet-C and -D)",
-    r"\.downsample\.[2-9]\.": "shortcuts with average pooling (ResNet-D)",
-    r"\.aa\.|^maxpool\.": "anti-aliasing or a convolution instead of max pooling",
-    r"conv\d\.bias$": "convolutions with bias",
-}
 _IDENTITY_SHORTCUT = "layer1.0.downsample."
 
 
@@ -33,7 +24,6 @@ class Contents:
     # Maps checkpoint keys to names. `reader` computes tensors that are not in the file.
     tensors: dict[str, str]
     shapes: dict[str, tuple]  # Maps checkpoint keys to shapes in the layout of a checkpoint.
-    num_other_tensors: int  # Number of tensors that are not loaded, such as batch norm counters.
     image_size: int | None  # The image size is optional in the metadata.
     step: int | None  # The training step is optional in the metadata.
     notes: list[str]  # Messages for the user.
@@ -104,7 +94,6 @@ def read_contents(path: str, flag: str) -> Contents:
     return Contents(
         names,
         {key: torch_names.shape_from_torch(shape) for key, shape in file_shapes.items()},
-        len(shapes.keys() - set(names.values())),
         image_size,
         step,
         notes,
@@ -123,10 +112,6 @@ def _encoder_names(
       names: the names of the encoder's tensors.
       shapes: dict mapping names to shapes.
     """
-    for pattern, part in _UNSUPPORTED_PARTS.items():
-        for name in sorted(names):
-            if re.search(pattern, name):
-                raise UserError(f"{location}: {part} is not supported ({name}). {_REMEDY}")
     width, _, kernel_size, _ = (
         shapes["conv1.weight"] if len(shapes.get("conv1.weight", ())) == 4 else (0,) * 4
     )

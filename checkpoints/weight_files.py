@@ -50,7 +50,6 @@ class WeightFile:
     format: str  # Name of the format for messages, such as "TF2 checkpoint".
     tensors: dict  # Maps checkpoint keys (without suffix) to keys in the file.
     shapes: dict  # Maps checkpoint keys to shapes (tuples).
-    num_other_tensors: int  # Number of tensors that are not weights, such as optimizer slots.
     step: int | None  # Training step, if the file records it.
     class_names: list[str] | None = None  # Class names in the order of the linear head's columns.
     image_size: int | None = None  # Image size recorded in a PyTorch file.
@@ -92,6 +91,8 @@ class WeightFile:
         layers = [key for key in self.tensors if key.startswith(head) and key.endswith("/kernel")]
         if classifier not in self.tensors or not layers:
             return 0
+        if self.shapes[classifier][0] != self.shapes[f"{head}0/dense/kernel"][0]:
+            return len(layers)  # Only the last layer has another width than h.
         trained = len(self.keys_with_slots.intersection(layers))
         if classifier in self.keys_with_slots and trained < len(layers):
             return trained
@@ -294,7 +295,6 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
         file_format,
         tensors,
         {name: shapes[key] for name, key in tensors.items()},
-        len(shapes.keys() - set(tensors.values()) - {_GRAPH}),
         step,
         keys_with_slots=frozenset(
             name for name, key in tensors.items() if key.removesuffix(SUFFIX) in owners

@@ -100,6 +100,6 @@ def _evaluated_images(record: dict) -> str:
     labels = f"{100 * record['label_fraction']:g} % of the labels of {record['train_split']}"
     return (
         f"Evaluated on {record['examples']:,} images of {escape_markdown(record['dataset'])}"
-        f" ({escape_markdown(record['split'])}).{trained} Logistic regression and nearest neighbors"
+        f" ({escape_markdown(record['eval_split'])}).{trained} Logistic regression and nearest neighbors"
         f" use {escape_markdown(labels)}."
     )

@@ -8,8 +8,7 @@ python -m inference gallery MODEL INPUT... --out=FILE.html
 from __future__ import annotations
 
 import argparse
-import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from inference import similarity
 from runtime import command_line, console, tensorflow_startup
@@ -143,13 +142,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     gallery.add_argument(
         "--threshold",
-        type=_number(float, -1, 1),
+        type=command_line.number(float, -1, 1),
         default=similarity.DEFAULT_THRESHOLD,
         help="minimum cosine similarity of the pairs in FILE.pairs.csv (default: %(default)s)",
     )
     gallery.add_argument(
         "--clusters",
-        type=_number(int, 1, 10**9),
+        type=command_line.number(int, 1, 10**9),
         help=(
             "number of clusters (default: the square root of half "
             "the number of images, but at least 2 and at most 20)"
@@ -157,25 +156,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     gallery.add_argument(
         "--seed",
-        type=_number(int, 0, 2**32 - 1),
+        type=command_line.number(int, 0, 2**32 - 1),
         default=0,
         help="seed for the random choices (default: %(default)s)",
     )
     return parser
-
-
-def _number(kind: type, low: float, high: float) -> Callable[[str], float]:
-    """Returns a function that parses a number of type `kind` in [low, high], for use as `type` in argparse."""
-
-    def parse(text):
-        # A text that is not a number gives the same error as a number outside the range.
-        with contextlib.suppress(ValueError):
-            if low <= (value := kind(text)) <= high:
-                return value
-        name = "an integer" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(f"must be {name} from {low} to {high}; got {text}")
-
-    return parse
 
 
 def main(arguments: list[str] | None = None) -> None:

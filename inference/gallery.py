@@ -202,31 +202,16 @@ def _read_vectors(path: str, names: Mapping[str, str]) -> tuple[list[str], np.nd
     """Returns the paths of the images that have a vector in a .npz file, and their vectors, float32 [n, d]."""
     flag = f"--vectors={path}"
     try:
-        with np.load(
-            check_path("vectors", path, allow_patterns=True), allow_pickle=False
-        ) as content:
-            files, vectors = content["files"], content["vectors"]
+        with np.load(check_path("vectors", path, allow_patterns=True)) as content:
+            files, vectors = content["files"], content["vectors"].astype(np.float32)
+        if vectors.ndim != 2 or files.shape != vectors.shape[:1]:
+            raise ValueError(f"shapes {files.shape} and {vectors.shape}")
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        reason = (
-            getattr(error, "strerror", None)
-            or "it is not a .npz file with the arrays `files` and `vectors`"
-        )
         raise UserError(
-            f"{flag}: the file cannot be read ({reason}). Write it with `python -m inference embed"
-            " ... --out=FILE.npz`."
-        ) from error
-    if (
-        files.ndim != 1
-        or vectors.ndim != 2
-        or len(files) != len(vectors)
-        or vectors.dtype.kind != "f"
-    ):
-        raise UserError(
-            f"{flag}: expected an array `files` of shape [n] and a floating-point array `vectors`"
-            f" of shape [n, d], but got shapes {list(files.shape)} and {list(vectors.shape)}"
-            f" ({vectors.dtype}). Write the file with `python -m inference embed ..."
+            f"{flag}: the arrays `files` [n] and `vectors` [n, d] cannot be read"
+            f" ({first_line(error)}). Write the file with `python -m inference embed ..."
             " --out=FILE.npz`."
-        )
+        ) from error
     row_of = {str(name): row for row, name in enumerate(files)}
     paths = [path for path, name in names.items() if name in row_of]
     if not paths:
@@ -234,7 +219,7 @@ def _read_vectors(path: str, names: Mapping[str, str]) -> tuple[list[str], np.nd
             f"{flag}: none of the listed files is among the images of INPUT. Use the folder that"
             " was embedded."
         )
-    vectors = vectors[[row_of[names[path]] for path in paths]].astype(np.float32)
+    vectors = vectors[[row_of[names[path]] for path in paths]]
     _check_finite(flag, vectors)
     missing = len(files) - len(paths)
     if missing:

@@ -446,23 +446,22 @@ def _grouped_bars(axis: plt.Axes, rows: pd.DataFrame, x: str, measure: str = "ac
       x: column with the numbers on the x-axis.
       measure: column with the accuracies.
     """
-    positions, groups = sorted(rows[x].unique()), rows.groupby("label", sort=False)
-    width = 0.8 / len(groups)
-    for index, (label, bars) in enumerate(groups):
-        deviations = 100 * bars["standard_deviation"]
-        axis.bar(
-            bars[x].map(positions.index) + (index - (len(groups) - 1) / 2) * width,
-            100 * bars[measure],
-            width,
-            label=label,
-            yerr=None if deviations.isna().all() else deviations,
-            capsize=2,
-            color=plt.cm.Greys(0.15 + 0.7 * index / len(groups)),
-            hatch=_HATCHES[index % len(_HATCHES)],
-            edgecolor="black",
-            ecolor="black",
-        )
-    axis.set_xticks(range(len(positions)), positions)
+    means, deviations = (
+        100 * rows.pivot(index=x, columns="label", values=column)[rows["label"].unique()]
+        for column in (measure, "standard_deviation")
+    )
+    means.plot.bar(
+        ax=axis,
+        yerr=None if deviations.isna().all(axis=None) else deviations,
+        capsize=2,
+        width=0.8,
+        rot=0,
+        legend=False,
+        color=plt.cm.Greys(np.linspace(0.15, 0.85, len(means.columns))),
+        edgecolor="black",
+    )
+    for index, bar in enumerate(axis.patches):
+        bar.set_hatch(_HATCHES[index // len(means) % len(_HATCHES)])
     axis.set_ylim(80 * rows[measure].min())
 
 

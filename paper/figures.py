@@ -18,7 +18,6 @@ legible in grayscale.
 from __future__ import annotations
 
 import argparse
-import re
 from typing import Any
 
 from runtime import command_line, console, tensorflow_startup
@@ -35,12 +34,6 @@ _CSV = dict(
         " report`"
     ),
 )
-
-
-def _parse_seed(text: str) -> int:
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise argparse.ArgumentTypeError(f"must be an integer from 0 to 999999999; got {text}")
-    return int(text)
 
 
 _FIGURES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {  # name -> (description, flags)
@@ -72,7 +65,7 @@ _FIGURES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {  # name -> (descr
             flags=_FLAGS,
             split=dict(default="test", help="split of the data set (default: %(default)s)"),
             seed=dict(
-                type=_parse_seed,
+                type=command_line.number(int, 0, 999_999_999),
                 default=1,
                 help=(
                     "seed for the selection of classes and examples, and for t-SNE (default:"

@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("commands", "run"):
         subparsers.choices[name].add_argument(
             "--seeds",
-            type=int,
+            type=command_line.number(int, 1),
             default=1,
             help="number of seeds for each run (default: %(default)s)",
         )
@@ -252,11 +252,6 @@ def main(argv: list[str] | None = None) -> None:
         if options.command == "show":
             return _show(names)
         check_paths(options, "dir")
-        if getattr(options, "seeds", 1) < 1:
-            raise UserError(
-                f"--seeds={options.seeds}: the number of seeds is less than 1. Use a positive"
-                " number."
-            )
         extra = config_lib.parse_settings(options.flags)
         runner = runner_lib.Runner(options.dir, options.scale, extra)
         if options.command == "commands":

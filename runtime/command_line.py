@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import math
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -44,18 +44,25 @@ class ArgumentParser(argparse.ArgumentParser):
         exit_with_error(self.prog, f"{message}. See --help.")
 
 
-def parse_image_size(text: str) -> int:
-    """Parses an image size of at least 8 pixels, for use as `type` in argparse."""
-    if not re.fullmatch("[0-9]{1,5}", text) or int(text) < 8:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 8; got {text}")
-    return int(text)
+def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], float]:
+    """Returns a function that parses a number of type `kind` in [low, high], for use as `type` in argparse."""
+
+    def parse(text):
+        # A text that is not a number gives the same error as a number outside the range.
+        with contextlib.suppress(ValueError):
+            if low <= (value := kind(text)) <= high:
+                return value
+        name = "an integer" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"must be {name} from {low} to {high}; got {text}")
+
+    return parse
 
 
 def add_network_settings(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for settings of a network that its weights may not record."""
     parser.add_argument(
         "--image_size",
-        type=parse_image_size,
+        type=int,
         help="image size in pixels (default: the image size of the run, or 224 if it is unknown)",
     )
     parser.add_argument(

@@ -47,12 +47,10 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
     ]
     problem = f"{len(unusable)} of {len(paths)} images cannot be used: {console.join_first(names)}"
     if config.corrupt_images == "error" or len(unusable) == len(paths):
-        remedy = (
-            "Fix or replace them"
-            if len(unusable) == len(paths)
-            else "Fix or remove them, or skip them with --corrupt_images=skip"
+        raise UserError(
+            f"--dataset={config.dataset}: {problem}. Fix or remove them, or skip unusable images with"
+            " --corrupt_images=skip."
         )
-        raise UserError(f"--dataset={config.dataset}: {problem}. {remedy}.")
     logged_before = source.describe_missing_classes()
     source.exclude(unusable)
     if is_chief:

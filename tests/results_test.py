@@ -63,16 +63,24 @@ def test_evaluating_other_weights_changes_no_file_of_a_run(two_runs, logged):
     after = {name: text for name, text in contents(a).items() if name.parts[0] != other.name}
     assert after == before
     assert json.loads((other / "result.json").read_text())["computed_from"]["weights"] == weights
-    # The weights of the run itself are evaluated in its directory, and compared with the best.
+    # The weights of the run itself are evaluated in its directory.
     run(a, mode="eval", checkpoint=str(a / "ckpt-2"), keep_best=True, eval_steps=1)
-    assert (a / "best" / "ckpt-2.index").exists()
+    assert json.loads((a / "result_2.json").read_text())["computed_from"]["examples"] == 90
+    assert (
+        contents(a / "best").items()
+        <= {
+            name.relative_to("best"): text
+            for name, text in before.items()
+            if name.parts[0] == "best"
+        }.items()
+    )
 
 
 @pytest.mark.parametrize(
     "settings, name",
     [
         (dict(eval_protocol="knn"), "eval_protocol"),
-        (dict(eval_split="test"), "examples, split"),
+        (dict(eval_split="test"), "eval_split, examples"),
         (dict(eval_center_crop=False), "eval_center_crop"),
     ],
 )
@@ -91,12 +99,12 @@ def test_best_weights_are_compared_only_by_the_same_metric_and_settings(
 
 
 def test_the_label_subset_matters_only_for_metrics_that_use_it():
-    record = dict(weights="a", step=1, split="test", label_fraction=1.0, protocol="linear_head")
-    other = dict(record, weights="b", step=2, label_fraction=0.1, protocol="knn")
+    record = dict(weights="a", step=1, eval_split="test", label_fraction=1.0, eval_protocol="knn")
+    other = dict(record, weights="b", step=2, label_fraction=0.1, eval_protocol="linear_head")
     results = [{computed_from.KEY: content} for content in (record, other)]
     assert computed_from.differences(*results, with_labels=False) == []
     assert computed_from.differences(*results, with_labels=True) == ["label_fraction"]
-    assert computed_from.differences({}, results[0], with_labels=False) == ["split"]
+    assert computed_from.differences({}, results[0], with_labels=False) == ["eval_split"]
 
 
 @pytest.mark.parametrize(

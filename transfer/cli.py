@@ -40,22 +40,11 @@ def _list() -> None:
     )
 
 
-def _at_least(minimum: float, kind: Callable = int) -> Callable:
-    """Returns a function for the `type` of an argument in argparse, which parses and checks a number."""
-
-    def number(text):
-        if not (value := kind(text)) >= minimum:  # also true for NaN
-            raise argparse.ArgumentTypeError(f"must be at least {minimum}; got {text}")
-        return value
-
-    return number
-
-
 def _numbers(minimum: float) -> Callable:
     """Returns a function for the `type` of an argument in argparse, which parses comma-separated numbers."""
 
     def numbers(text):
-        return tuple(map(_at_least(minimum, float), text.split(",")))
+        return tuple(map(command_line.number(float, minimum), text.split(",")))
 
     return numbers
 
@@ -81,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_common(command, "grid_search.run_grid", protocol=protocol)
         command.add_argument(
             "--jobs",
-            type=_at_least(1),
+            type=command_line.number(int, 1),
             default=1,
             help=(
                 "number of trials that run in parallel and share the "
@@ -90,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument(
             "--steps",
-            type=_at_least(1),
+            type=command_line.number(int, 1),
             default=grid.steps,
             help="training steps per trial (default: %(default)d)",
         )
@@ -106,7 +95,10 @@ def _parser() -> argparse.ArgumentParser:
                 ),
             )
         command.add_argument(
-            "--seed", type=_at_least(0), default=0, help="random seed for all trials (default: 0)"
+            "--seed",
+            type=command_line.number(int, 0),
+            default=0,
+            help="random seed for all trials (default: 0)",
         )
         command.add_argument(
             "--flags", default="", help="additional flags for run.py, such as '--precision=...'"
@@ -178,7 +170,10 @@ def _add_common(command: argparse.ArgumentParser, run: str, protocol: str) -> No
         help="image size in pixels (default: as in pretraining, or 224 if it is unknown)",
     )
     command.add_argument(
-        "--batch_size", type=_at_least(1), default=256, help="images per batch (default: 256)"
+        "--batch_size",
+        type=command_line.number(int, 1),
+        default=256,
+        help="images per batch (default: 256)",
     )
     command.add_argument("--out", help="output directory (default: runs/transfer/PROTOCOL_TASK)")
 

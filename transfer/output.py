@@ -37,7 +37,6 @@ class Inputs:
       task: the `Task`, with the splits that are used.
       config: settings for extracting features. `model_dir` is the output directory.
       source: the opened data set.
-      step: training step of the weights, if known.
       trained_examples: number of test examples that were also used for training.
     """
 
@@ -46,7 +45,6 @@ class Inputs:
     task: Task
     config: Config
     source: Source
-    step: int | None
     trained_examples: int
 
     def load_network(self) -> keras.Model:
@@ -91,12 +89,11 @@ class Inputs:
         storage.write_arrays(os.path.join(out, "predictions.npz"), labels=labels, logits=scores)
         path = os.path.join(out, "result.json")
         record = computed_from.describe(
-            self.config.replace(train_split=task.train, eval_split=task.test),
+            self.config.replace(train_split=task.trainval_split, eval_split=task.test),
             self.source,
             weight_files.open_weights(self.checkpoint).digest(),
-            self.step,
+            None,
             self.trained_examples,
-            protocol=self.protocol,
         )
         storage.write_json(
             path,
@@ -106,7 +103,7 @@ class Inputs:
                 metric=task.metric,
                 test=value,
                 checkpoint=self.checkpoint,
-                computed_from=record,
+                computed_from=dict(record, eval_protocol=self.protocol),
             ),
         )
         console.log(
@@ -171,7 +168,7 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
     checks.count_overlap(source, "validation", validation, [train])
     weights_splits = checks.weights_split(source, info.trained_on, network.train_split)
     count = checks.count_overlap(source, "test", test, [train, validation, *weights_splits])
-    return Inputs(arguments.protocol, checkpoint, task, config, source, info.step, count)
+    return Inputs(arguments.protocol, checkpoint, task, config, source, count)
 
 
 def _adapt_splits(task: Task, source: Source, arguments: argparse.Namespace) -> Task:
@@ -219,32 +216,28 @@ def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:
       UserError: the file is unreadable or empty, or an array has an invalid type, shape or value.
     """
     labels, logits = read_arrays(path, "labels", "logits")
-    problem = _find_problem(labels, logits)
-    if problem:
-        raise UserError(f"{path}: {problem}. Recreate the file, or use another one.")
+    if not _are_predictions(labels, logits):
+        raise UserError(
+            f"{path}: expected integer labels [n] from 0, or [n, classes] with values 1, 0 and -1, and"
+            f" logits [n, classes] without NaN and Inf, but got {labels.dtype} {labels.shape} and"
+            f" {logits.dtype} {logits.shape}. Create the file again, or use another one."
+        )
     return labels.astype(np.int64), logits
 
 
-def _find_problem(labels: np.ndarray, logits: np.ndarray) -> str | None:
-    """Returns a description of the problem with labels and logits from a file, or None if they are valid."""
-    if labels.dtype.kind not in "iu" or labels.ndim not in (1, 2):
-        return f"labels are {labels.dtype} {labels.shape}, not integers [n] or [n, classes]"
-    if logits.ndim != 2 or logits.shape[: labels.ndim] != labels.shape:
-        return f"the shapes of labels {labels.shape} and logits {logits.shape} do not match"
-    if not logits.size:
-        return "the file has no examples or no classes"
-    lowest, highest = (0, 2**62) if labels.ndim == 1 else (-1, 1)
-    if labels.min() < lowest or labels.max() > highest:
-        expected = "1, 0 and -1" if labels.ndim == 2 else "0 and above"
-        return f"label values range from {labels.min()} to {labels.max()}; expected {expected}"
-    if labels.ndim == 2 and (labels.max(1) < 0).any():
-        return "an example has no known label"
-    if logits.dtype.kind != "f":
-        return f"logits have type {logits.dtype}, not a floating-point type"
-    largest = logits.max(1)
-    if not (largest < np.inf).all():  # also true for NaN
-        return "logits contain NaN or Inf"
-    return "all logits of an example are -Inf" if (largest == -np.inf).any() else None
+def _are_predictions(labels: np.ndarray, logits: np.ndarray) -> bool:
+    """Returns whether labels and logits from a file have the shapes and values that `read_predictions` returns."""
+    is_multi_label = labels.ndim == 2
+    return (
+        labels.dtype.kind in "iu"
+        and logits.dtype.kind == "f"
+        and logits.ndim == 2
+        and labels.shape == logits.shape[: labels.ndim]
+        and logits.size > 0
+        and labels.min() >= -is_multi_label
+        and (not is_multi_label or (labels.max() <= 1 and labels.max(1).min() >= 0))
+        and np.isfinite(logits.max(1)).all()
+    )
 
 
 def read_arrays(path: str, *names: str) -> list[np.ndarray]:

@@ -115,11 +115,6 @@ def test_warm_start_accepts_directories_and_prefixes(tmp_path):
         lines = restoring.warm_start(model, path).lines
         count = len(model.variables)
         assert lines[0] == f"loaded {count} of {count} variables from {prefix} (TF2 checkpoint)"
-        assert (
-            lines[1].startswith("not loaded: ")
-            and "tensors (optimizer" in lines[1]
-            and len(lines) == 2
-        )
         for ours, theirs in zip(model.variables, state.model.variables):
             np.testing.assert_array_equal(ours, theirs)
 

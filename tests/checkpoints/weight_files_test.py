@@ -76,7 +76,7 @@ def test_tf1_checkpoints_reproduce_the_recorded_outputs(name, tmp_path):
     file = restoring.load_model(
         model, computed_weights_file(tmp_path, TF1_NETWORKS[name], "", extra=("global_step",))
     )
-    assert (file.format, file.step, file.num_other_tensors) == ("TF1 checkpoint", 7, 1)
+    assert (file.format, file.step) == ("TF1 checkpoint", 7)
     random = np.random.default_rng(int(arrays[f"{case}/images_seed"]))
     images = random.uniform(0, 1, (4, config.image_size, config.image_size, 3)).astype(np.float32)
     outputs = model(images, training=False)
@@ -197,7 +197,8 @@ def test_saved_model_with_a_hub_handle_is_downloaded(saved_models, tmp_path, mon
         def log_message(self, *_):
             """Suppresses the request log."""
 
-    monkeypatch.setenv("TFHUB_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("TFHUB_CACHE_DIR", raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -209,6 +210,8 @@ def test_saved_model_with_a_hub_handle_is_downloaded(saved_models, tmp_path, mon
         ) as error:
             weight_files.open_weights(f"{address}/simclr/2")
         server.shutdown()
+    cache = tmp_path / ".cache" / "tfhub_modules"  # Other users cannot prepare files there.
+    assert list(cache.iterdir()) and cache.stat().st_mode & 0o777 == 0o700
     assert "\n" not in str(error.value)
     assert lines[0].startswith(f"loaded {len(model.variables)} of {len(model.variables)} variables")
     assert_computed_weights(model)
@@ -276,6 +279,14 @@ def test_corrupt_tensors_are_rejected_and_nothing_is_assigned(fault, tmp_path):
         restoring.warm_start(model, path)
     assert "\n" not in str(error.value)
     assert all((variable.numpy() == old).all() for variable, old in zip(model.variables, before))
+
+
+def test_index_that_describes_more_than_the_files_contain_is_rejected_before_reading(tmp_path):
+    path = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
+    with open(f"{path}.data-00000-of-00001", "r+b") as file:
+        file.truncate(9000)
+    with pytest.raises(UserError, match="the index describes .* bytes, but the files have"):
+        weight_files.open_weights(path)
 
 
 def test_unsupported_file_systems_are_rejected():

@@ -20,9 +20,9 @@ from pyarrow import parquet
 
 import data_util
 import model as model_lib
-from checkpoints import inspection, lock, run_directory, weight_files
+from checkpoints import inspection, lock, weight_files
 from config import Config
-from export import cli, model_card, saving
+from export import cli, exporting, model_card, saving
 from inference import cli as inference_cli
 from inference import embedding, endpoints, prediction, writers
 from runtime import signals, storage
@@ -339,7 +339,7 @@ def run_dir(network, tmp_path_factory):
     (directory / "flags.json").write_text(json.dumps(TINY))
     (directory / "classes.json").write_text(json.dumps(CLASSES))
     weights = weight_files.open_weights(str(directory / "ckpt-4")).digest()
-    record = dict(weights=weights, dataset="digits", split="test", examples=360)
+    record = dict(weights=weights, dataset="digits", eval_split="test", examples=360)
     record.update(trained_examples=9, train_split="train", label_fraction=1.0)
     (directory / "result_4.json").write_text(
         json.dumps({"eval/label_top_1_accuracy": 0.51234, "computed_from": record})
@@ -414,6 +414,7 @@ def test_archive_contains_the_saved_model_and_is_described_by_its_model_card(
 ):
     with tarfile.open(run_dir / "simclr.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
+        assert {(item.uid, item.gid, item.uname, item.mtime) for item in tar} == {(0, 0, "root", 0)}
     assert tree(tmp_path) == tree(pathlib.Path(saved_model)) == set(saving.FILES)
     card = (run_dir / "simclr.md").read_text()
     for text in (
@@ -427,6 +428,39 @@ def test_archive_contains_the_saved_model_and_is_described_by_its_model_card(
         "| eval/label_top_1_accuracy | 0.5123 |",
     ):
         assert text in card
+
+
+def test_paths_of_data_and_weights_are_not_published(checkpoint, tmp_path):
+    paths = dict(dataset="folder:/home/me/photos", checkpoint="/home/me/runs/ckpt-5")
+    settings = dict(TINY, **paths, train_mode="finetune")
+    (tmp_path / "flags.json").write_text(json.dumps(settings))
+    archive = tmp_path / "new.tar.gz"
+    cli.main(
+        [f"--checkpoint={checkpoint}", f"--export_dir={tmp_path / 'new'}", f"--archive={archive}"]
+    )
+    card = (tmp_path / "new.md").read_text()
+    description = (tmp_path / "new" / weight_files.DESCRIPTION_FILE).read_text()
+    for text in (card, description):
+        assert "/home" not in text and "folder:photos" in text and "ckpt-5" in text
+    first = archive.read_bytes()
+    again = exporting.write_archive(str(tmp_path / "new"), str(tmp_path / "again.tar.gz"))
+    assert (tmp_path / "again.tar.gz").read_bytes() == first and again.endswith("again.md")
+
+
+@pytest.mark.parametrize("entry", ["weights", "computed_from"])
+def test_results_of_other_weights_are_not_exported(entry, run_dir, checkpoint):
+    results = json.loads((run_dir / "result_4.json").read_text())
+    if entry == "weights":
+        results["computed_from"]["weights"] = "0" * 64
+    else:
+        del results["computed_from"]
+    (run_dir / "result_4.json").rename(run_dir / "kept")
+    (run_dir / "result_4.json").write_text(json.dumps(results))
+    try:
+        assert inspection.inspect_checkpoint(str(run_dir)).results is None
+    finally:
+        (run_dir / "kept").rename(run_dir / "result_4.json")
+    assert inspection.inspect_checkpoint(str(run_dir)).results
 
 
 def test_exporting_a_saved_model_keeps_its_description(saved_model, tmp_path):
@@ -600,8 +634,9 @@ def test_saved_models_record_the_center_crop_and_multi_label_settings(
     checkpoint, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(tf.saved_model, "save", lambda module, path, signatures: None)
-    config = Config(**TINY, eval_center_crop=True)
-    run_directory.write_flags(str(tmp_path), config, CLASSES, multi_label=True)
+    storage.write_json(str(tmp_path / "flags.json"), dict(TINY, eval_center_crop=True))
+    classes = dict(names=CLASSES, multi_label=True)
+    storage.write_json(str(tmp_path / "classes.json"), classes)
     info = inspection.inspect_checkpoint(checkpoint)
     assert info.config.eval_center_crop and info.multi_label and info.class_names == CLASSES
     saving.export(checkpoint, str(tmp_path / "saved"))
@@ -633,7 +668,7 @@ def test_model_card_escapes_markup_in_names(tmp_path):
             results={
                 "<b>|": 0.5,
                 "computed_from": {
-                    **dict.fromkeys(("dataset", "split", "train_split"), "[a](b)"),
+                    **dict.fromkeys(("dataset", "eval_split", "train_split"), "[a](b)"),
                     **dict(examples=1, trained_examples=0, label_fraction=0.1),
                 },
             },
@@ -833,7 +868,7 @@ def test_folder_and_image_names_may_contain_special_characters(
         ("embed m PHOTOS --out=v.txt", "ends in .npz or .csv or .parquet"),
         ("embed m PHOTOS --out=no/where/v.csv", "no/where does not exist"),
         ("embed m PHOTOS --out=v.npz --nope=\x1b", "unrecognized arguments: --nope=\\x1b"),
-        ("embed m PHOTOS --out=v.npz --image_size=\u00b2", "must be an integer >= 8"),
+        ("embed m PHOTOS --out=v.npz --image_size=\u00b2", "--image_size: invalid int value"),
         ("embed . PHOTOS --out=v.npz", "MODEL=.: "),
         ("embed MODEL PHOTOS --out=v.csv --output=pool", "has no output pool. Use"),
         ("embed MODEL PHOTOS/broken.jpg --out=v.npz", "no image can be read ("),

@@ -47,7 +47,8 @@ def names_in(directory):
     """
     names = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
     names.discard("best/checkpoint")
-    return {name for name in names if "events" not in name and storage.TEMP_PREFIX not in name}
+    ignored = ("events", "checkpoint.tmp", storage.TEMP_PREFIX)
+    return {name for name in names if not any(text in name for text in ignored)}
 
 
 def assert_equal(directory, expected):

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -146,6 +147,27 @@ def test_images_are_rotated_as_specified_by_their_exif_data(file_format, tmp_pat
         assert image_files.why_unusable(str(path)) is None
         resized = endpoints.load_image(str(path), endpoints.preprocessing(24, False)).numpy()
         assert np.abs(resized - tf.image.resize(expected / 255, [24, 24], "bicubic")).mean() < 0.05
+
+
+@pytest.mark.parametrize("file_format", ["jpeg", "png"])
+def test_exif_data_behind_other_metadata_are_found(file_format, tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    content = encode(Image.fromarray(SMOOTH[:, :16]), file_format, exif=exif, quality=95)
+    if file_format == "jpeg":  # A segment of 60,000 bytes, such as a color profile, comes first.
+        content = content[:2] + b"\xff\xe2\xea\x60" + b"\1" * 59998 + content[2:]
+    else:  # The eXIf chunk is the last one.
+        begin, last = content.index(b"eXIf") - 4, content.index(b"IEND") - 4
+        end = begin + 12 + int.from_bytes(content[begin : begin + 4], "big")
+        text = b"teXt" + b"1" * 6000
+        text = (6000).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big")
+        content = content[:begin] + content[end:last] + text + content[begin:end] + content[last:]
+    assert content.index({"jpeg": b"Exif", "png": b"eXIf"}[file_format]) > 4096
+    (tmp_path / "a").write_bytes(content)
+    decoded = tf.io.decode_image(image_files.load(str(tmp_path / "a")), 3).numpy()
+    expected = ORIENTED[6](SMOOTH[:, :16])
+    assert decoded.shape == expected.shape
+    assert np.abs(decoded.astype(int) - expected).max() <= 12
 
 
 def test_malformed_exif_data_are_ignored(tmp_path):
