@@ -48,8 +48,9 @@ test-all: .venv/installed-dev  ## runs all tests
 docs-check: .venv/installed-dev  ## runs the commands and the code of the documentation on small data (15 minutes)
 	.venv/bin/python tests/docs/docs_check.py
 
-soak: .venv/installed-dev  ## kills training runs at random moments, and tries random flags (about an hour)
+soak: .venv/installed-dev  ## kills training runs at random moments and at each file operation, and tries random flags (90 minutes)
 	.venv/bin/python tests/faults/soak.py
+	SIMCLR_SOAK=1 .venv/bin/python -m pytest -q tests/faults/file_operations_test.py
 	.venv/bin/python -m pytest -q tests/faults/fuzz_test.py --hypothesis-profile=soak
 
 mutations: .venv/installed-dev  ## breaks the code in one place at a time, and reports which test fails (five minutes)
