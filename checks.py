@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import evaluate
 import model as model_lib
-from checkpoints import inspection, run_directory, weight_files
+from checkpoints import computed_from, inspection, run_directory, weight_files
 from checkpoints.run_directory import Recorded, RunContext
 from config import Config, as_flags, settings_with
 from runtime import console, devices, workers
@@ -245,8 +245,9 @@ def count_trained_examples(context: RunContext) -> int:
 
 def weights_split(source: Source, trained_on: str | None, split: str | None) -> list[str]:
     """Returns the split that weights were trained on, or an empty list if it is not known to be in `source`."""
-    is_same = trained_on == run_directory.data_digest(source.describe_data())
-    return [split] if is_same and split else []
+    return (
+        [split] if trained_on and split and trained_on == computed_from.data_digest(source) else []
+    )
 
 
 def count_overlap(source: Source, flag: str, split: str, training_splits: list[str]) -> int:

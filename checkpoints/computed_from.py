@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from checkpoints import run_directory
@@ -10,6 +11,12 @@ from runtime.paths import without_directories
 from sources.source import Source
 
 KEY = "computed_from"
+
+
+@functools.lru_cache(2)  # For large folders, computing the digest takes seconds.
+def data_digest(source: Source) -> str:
+    """Returns the `run_directory.data_digest` of a data set."""
+    return run_directory.data_digest(source.describe_data())
 
 
 def describe(
@@ -30,7 +37,7 @@ def describe(
     return dict(
         {name: getattr(config, name) for name in settings_with("evaluation", "labels")},
         dataset=without_directories(source.name),
-        data=run_directory.data_digest(source.describe_data()),
+        data=data_digest(source),
         examples=min(count, config.eval_steps * config.eval_batch_size or count),
         weights=weights,
         step=step,

@@ -123,17 +123,6 @@ def test_run_whose_checkpoints_cannot_be_restored_is_rejected_and_not_changed(
     assert "resumed at step 3" in run(train_steps=6)
 
 
-@pytest.mark.parametrize("fault", ["missing", "empty"])
-def test_run_that_was_killed_during_its_first_checkpoint_starts_again(
-    fault, trained, run, tmp_path
-):
-    trained(3)
-    expected = processes.tensors(tmp_path / "run", 3)
-    corrupt(tmp_path / "run" / "ckpt-3.index", fault)
-    assert "resumed" not in run(train_steps=3)
-    np.testing.assert_equal(processes.tensors(tmp_path / "run", 3), expected)
-
-
 @pytest.mark.parametrize("fault", ["newest corrupt", "file from another run"])
 def test_keep_checkpoint_max_is_respected_after_faults(fault, trained, run, tmp_path):
     run_dir = trained(9)
@@ -563,31 +552,6 @@ def test_keep_best_keeps_the_best_and_the_latest_checkpoint(run, tmp_path, accur
     ) == {"ckpt-6"}
     model = train.model_lib.build_model(Config(**runs.TINY), 10)
     assert restoring.load_model(model, str(tmp_path / "run" / "best")).step == 6
-
-
-def test_best_checkpoint_is_kept_if_a_better_one_cannot_be_written(
-    run, tmp_path, accuracies, monkeypatch
-):
-    accuracies += [0.7, 0.8, 0.3]
-    run(mode="train_then_eval", train_steps=3, keep_best=True, keep_checkpoint_max=1)
-
-    def fail(*_, **__):
-        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
-
-    with monkeypatch.context() as patch, pytest.raises(tf.errors.ResourceExhaustedError):
-        save = checkpoint_files.save
-        patch.setattr(
-            checkpoint_files,
-            "save",
-            lambda trackable, directory, *arguments, **options: (
-                fail if directory.endswith("best") else save
-            )(trackable, directory, *arguments, **options),
-        )
-        run(mode="train_then_eval", train_steps=6, keep_best=True, keep_checkpoint_max=1)
-    run(mode="train_then_eval", train_steps=9, keep_best=True, keep_checkpoint_max=1)
-    assert checkpoints(tmp_path / "run" / "best") == {"ckpt-3"} and checkpoints(
-        tmp_path / "run"
-    ) == {"ckpt-9"}
 
 
 def test_best_checkpoint_is_not_written_through_a_link(run, tmp_path, accuracies):
