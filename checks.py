@@ -73,7 +73,12 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     lines = (
         [f"network of {recorded.network_path}: {' '.join(as_flags(changes))}"] if changes else []
     )
-    has_choice = network and config.has_linear_head and network.get("proj_head_mode") != "none"
+    has_choice = (
+        network
+        and config.has_linear_head
+        and "linear_head" in config.eval_protocols
+        and network.get("proj_head_mode") != "none"
+    )
     if is_eval and has_choice and "ft_proj_selector" not in {*network, *given}:
         lines.append(inspection.UNKNOWN_HEAD_INPUT)
     length = (*settings_with("length"), "train_batch_size")
@@ -239,7 +244,12 @@ def count_trained_examples(context: RunContext) -> int:
     if not config.evaluates:
         return 0
     splits = [config.train_split] if _uses_train_split(config) else []
-    splits += weights_split(source, recorded.trained_on, recorded.network.get("train_split"))
+    initial = recorded.initial_weights or {}
+    for trained_on, split in (
+        (recorded.trained_on, recorded.network.get("train_split")),
+        (initial.get("trained_on"), initial.get("train_split")),
+    ):
+        splits += weights_split(source, trained_on, split)
     return count_overlap(source, "eval_split", config.eval_split, splits)
 
 
@@ -255,10 +265,10 @@ def count_overlap(source: Source, flag: str, split: str, training_splits: list[s
     counts = {other: source.overlap(split, other) for other in training_splits}
     if not any(counts.values()):
         return 0
-    other = max(counts, key=lambda other: counts[other])
+    other = max(counts, key=counts.__getitem__)
     console.log(
         f"warning: {counts[other]:,} of the {source.num_examples(split):,} images in --{flag}={split}"
-        f" are also in the training split {other}, so the accuracy on them is not that on new images"
+        f" are also in the training split {other}, so the accuracy is not that on new images"
     )
     return counts[other]
 

@@ -1086,7 +1086,7 @@ _CONTRADICTIONS = (
         "keep_best",
         lambda config: (
             config.keep_best
-            and not config.eval_epochs
+            and (not config.eval_epochs or config.mode == "eval")
             and not {"linear_head", "knn"} & set(config.eval_protocols)
         ),
         "this flag requires an accuracy. Add linear_head or knn to --eval_protocol.",

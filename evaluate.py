@@ -352,9 +352,13 @@ class Evaluator:
         elif saved:
             # result.json may already describe a newer checkpoint, which has not been saved.
             file = f"{directory}/result_{checkpoint_files.step_from_prefix(saved)}.json"
-            best = storage.read_own_json(file) or {}
+            best = storage.read_json(file) or {}
             changes = computed_from.differences(best, results, with_labels=metric == KNN)
-            if changes or _best_metric(best) != metric:
+            if computed_from.KEY not in best:
+                reason = (
+                    f"{file} does not record what it was computed from. Use another --eval_name"
+                )
+            elif changes or _best_metric(best) != metric:
                 reason = (
                     f"{directory} was chosen by {_best_metric(best)} with other evaluation settings"
                     f" ({', '.join(changes) or 'eval_protocol'}). Use another --eval_name"
@@ -546,13 +550,13 @@ def wait_for_run(model_dir: str, timeout: float, only_if_locked: bool = False) -
 def new_checkpoints(
     model_dir: str, last_step: int, timeout: float, all_steps: bool
 ) -> Iterator[str]:
-    """Yields the prefix of the newest checkpoint in `model_dir`, and then of each new one, up to `last_step`.
+    """Yields the prefixes of the checkpoints in `model_dir`, newest first, and then of each new one, up to `last_step`.
 
     Args:
       model_dir: directory to watch for checkpoints.
       last_step: the iterator stops after this step's checkpoint.
       timeout: the iterator stops after this many seconds without a new checkpoint. 0: no timeout.
-      all_steps: whether to yield all existing checkpoints, oldest first, instead of the newest.
+      all_steps: whether to yield the existing checkpoints oldest first.
     """
     seen, seconds_waited = set(), progress.stopwatch()
     console.log(f"waiting for checkpoints in {model_dir}, up to step {last_step}")
@@ -560,8 +564,7 @@ def new_checkpoints(
         signals.safe_point()
         new_steps = [step for step in checkpoint_files.list_steps(model_dir) if step not in seen]
         if not seen and not all_steps:
-            seen.update(new_steps)
-            new_steps = new_steps[-1:]
+            new_steps.reverse()
         for step in new_steps:
             seen.add(step)
             yield checkpoint_files.checkpoint_prefix(model_dir, step)
@@ -595,7 +598,10 @@ def _required_parts(config: Config, source: Source) -> tuple[str, ...]:
 def evaluate_checkpoints(
     context: RunContext, last_step: int | None, export: Callable[[str, dict[str, float]], object]
 ) -> None:
-    """Evaluates the weights of `--checkpoint` once or, if `last_step` is set, every new checkpoint of the run.
+    """Evaluates the weights of `--checkpoint` once or, if `last_step` is set, checkpoints of the run.
+
+    Starts with the newest checkpoint that can be read or, with `--keep_best` or `--eval_epochs`, with
+    all existing ones.
 
     Args:
       context: settings, data and strategy.
@@ -604,21 +610,19 @@ def evaluate_checkpoints(
         results, unless the checkpoint lacks parts of the model.
     """
     config, source, is_run = context.config, context.source, last_step is not None
+    all_steps, newest = config.keep_best or config.eval_epochs > 0, -1
     # Reports too few labels before the first checkpoint is written.
     context = context.replace(source=select_labels(config, source))
     flag, paths = "--checkpoint", [config.checkpoint]
     if is_run:
         flag = "--model_dir"
-        paths = new_checkpoints(
-            config.model_dir,
-            last_step,
-            config.eval_timeout,
-            all_steps=config.keep_best or config.eval_epochs > 0,
-        )
+        paths = new_checkpoints(config.model_dir, last_step, config.eval_timeout, all_steps)
     evaluator = None
     with contextlib.ExitStack() as stack:
         for path in paths:
             is_first = evaluator is None
+            if is_run and not all_steps and checkpoint_files.step_from_prefix(path) < newest:
+                continue
             try:
                 if is_first:
                     model, head_names = _build_model(context, path, flag)
@@ -629,6 +633,7 @@ def evaluate_checkpoints(
                     for line in loaded.lines:
                         console.log(line)
                 step = checkpoint_files.step_from_prefix(path) if is_run else loaded.file.step or 0
+                newest = max(newest, step)
                 results = evaluator.evaluate_and_write(
                     step, not loaded.not_loaded, loaded.file.digest()
                 )

@@ -122,15 +122,13 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
             console.log(line)
         context = RunContext(config, source, strategy, is_chief, stop, recorded=recorded)
         checks.check(context)
-        context = context.replace(trained_examples=checks.count_trained_examples(context))
         if config.mode == "eval":
-            _prepare_source(context)
-            _evaluate(context)
+            _evaluate(_prepare_source(context))
             return
         with lock.Lock(config.model_dir) if is_chief else contextlib.nullcontext() as run_lock:
             context = context.replace(lock=run_lock)
             _prepare_directory(context)
-            _prepare_source(context)
+            context = _prepare_source(context)
             # Reports too few labels before training.
             labeled_source = evaluate.select_labels(config, source)
             signals.safe_point()
@@ -162,18 +160,20 @@ def connect(config: config_lib.Config) -> tf.distribute.Strategy:
     )
 
 
-def _prepare_source(context: RunContext) -> None:
+def _prepare_source(context: RunContext) -> RunContext:
     """Checks all images, restricts the training split according to `--label_fraction`, and logs the inputs.
 
-    Pretraining uses all images. For its evaluation, see `evaluate.select_labels`.
+    Pretraining uses all images. For its evaluation, see `evaluate.select_labels`. Returns the context
+    with the number of evaluated images that were also used for training.
     """
     config, source, trains = context.config, context.source, context.config.mode != "eval"
     image_checks.check_images(config, source, context.is_chief)
     if config.label_fraction < 1 and not config.pretraining:
         source.restrict(config.train_split, config.label_fraction, config.label_seed)
     checks.check_data(context)  # Examples may have been removed.
+    context = context.replace(trained_examples=checks.count_trained_examples(context))
     if not context.is_chief:
-        return
+        return context
     console.log(f"device: {devices.describe(context.strategy)}")
     splits = [(config.train_split, "training")] * trains
     splits += [(config.eval_split, "evaluation")] * config.evaluates
@@ -184,6 +184,7 @@ def _prepare_source(context: RunContext) -> None:
     console.log(f"data: {source.name}, {counts}, {source.num_classes or 'no'} classes")
     for line in checks.advice(context) if trains else ():
         console.log(f"warning: {line}")
+    return context
 
 
 def _prepare_directory(context: RunContext) -> None:
@@ -212,17 +213,16 @@ def _evaluate(context: RunContext) -> None:
             console.log(
                 "--keep_best has no effect, because only the weights in --checkpoint are evaluated"
             )
-        file, others = weight_files.open_weights(config.checkpoint), {}
-        is_other = settings and not run_directory.contains(config.model_dir, file.path)
-        if is_other and not config.eval_name:
-            others = dict(eval_name=f"other_{file.digest()[:8]}")
-        config = config.replace(keep_best=False, **others)
-        context = context.replace(config=config)
-        if is_other:
+        file, config = weight_files.open_weights(config.checkpoint), config.replace(keep_best=False)
+        has_run = settings or context.recorded.has_checkpoints
+        if has_run and not run_directory.contains(config.model_dir, file.path):
+            name = config.eval_name or f"other_{file.digest()[:8]}"
+            config = config.replace(eval_name=name)
             console.log(
                 f"results: {evaluate.results_dir(config)} (the weights in {config.checkpoint} are"
                 f" not those of the run in {config.model_dir})"
             )
+        context = context.replace(config=config)
     export = functools.partial(saving.export_to_model_dir, config, evaluate.results_dir(config))
     evaluate.evaluate_checkpoints(context, last_step, export)
 

@@ -314,7 +314,13 @@ def _initialize_weights(context: RunContext, model: model_lib.Model) -> dict | N
             else ("encoder",)
         )
         loaded = restoring.warm_start(model, path, required, context.source.class_names)
-        initial_weights = dict(path=loaded.file.path, digest=loaded.file.digest())
+        recorded = context.recorded
+        initial_weights = dict(
+            path=loaded.file.location,
+            digest=loaded.file.digest(),
+            trained_on=recorded.trained_on,
+            train_split=recorded.network.get("train_split"),
+        )
         for line in loaded.lines:
             console.log(line)
         if not (
@@ -338,8 +344,9 @@ def _initial_path(config: Config, recorded: dict | None) -> str:
         return config.checkpoint
     for path in (config.checkpoint, recorded["path"]):
         with contextlib.suppress(UserError):
-            if weight_files.open_weights(path).digest() == recorded["digest"]:
-                return path
+            file = weight_files.open_weights(path)
+            if file.digest() == recorded["digest"]:
+                return file.location
     raise UserError(
         f"--checkpoint={config.checkpoint}: the weights that the run in {config.model_dir} started"
         f" from ({recorded['path']}) have changed or were deleted. Restore them, choose another"

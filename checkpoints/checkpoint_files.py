@@ -9,6 +9,7 @@ leave, does not count. Files are listed and deleted by exact name. This module a
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import re
 
@@ -30,8 +31,11 @@ def _files_by_step(directory: str) -> dict[int, list[str]]:
     for name in sorted(names):
         path = os.path.join(directory, name)
         match = _FILE_NAME.fullmatch(name)
-        is_empty_index = match and match[2] is None and not tf.io.gfile.stat(path).length
-        if match and not is_empty_index and storage.is_file(path):
+        if not match or not storage.is_file(path):
+            continue
+        with contextlib.suppress(tf.errors.NotFoundError):  # Another process deleted the file.
+            if match[2] is None and not tf.io.gfile.stat(path).length:
+                continue
             names_by_step[int(match[1])].append(name)
     return names_by_step
 

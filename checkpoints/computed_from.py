@@ -20,7 +20,7 @@ def data_digest(source: Source) -> str:
 
 
 def describe(
-    config: Config, source: Source, weights: str, step: int | None, trained_examples: int
+    config: Config, source: Source, weights: str | None, step: int | None, trained_examples: int
 ) -> dict:
     """Returns a JSON-serializable record of what the results of an evaluation are computed from.
 
@@ -56,5 +56,7 @@ def differences(results: Mapping, other: Mapping, with_labels: bool) -> list[str
     ignored = {"weights", "step", "eval_protocol", "trained_examples", "eval_batch_size"}
     ignored |= set() if with_labels else set(settings_with("labels"))
     return sorted(
-        name for name in {**first, **second}.keys() - ignored if first.get(name) != second.get(name)
+        name
+        for name in (first.keys() | second.keys()) - ignored
+        if first.get(name) != second.get(name)
     )

@@ -74,7 +74,9 @@ def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | Non
 
 def _head_input(file: WeightFile, origin: dict) -> int | None:
     """Returns the recorded `ft_proj_selector`, or the result of `WeightFile.head_input` if it is not recorded."""
-    return origin["ft_proj_selector"] if "ft_proj_selector" in origin else file.head_input()
+    if "ft_proj_selector" in origin:
+        return origin["ft_proj_selector"]
+    return 0 if "flags" in origin else file.head_input()  # `flags` may omit default values.
 
 
 def read_origin(file: WeightFile) -> dict:
@@ -93,7 +95,7 @@ def read_origin(file: WeightFile) -> dict:
         flags = run_directory.read_flags(directory)
         origin = dict(
             multi_label=weight_files.read_classes(directory)[1],
-            results=storage.read_own_json(os.path.join(directory, f"result_{file.step}.json")),
+            results=storage.read_json(os.path.join(directory, f"result_{file.step}.json")),
             trained_on=run_directory.training_data(directory),
         )
     origin = {**(flags or {}), **origin, "flags": flags or None}
@@ -166,7 +168,7 @@ def read_recorded(config: Config) -> Recorded:
         return recorded
     if recorded.settings and config.checkpoint in (None, recorded.settings.get("checkpoint")):
         network, path = recorded.settings, config.model_dir
-        trained_on = run_directory.training_data(path)
+        trained_on = run_directory.data_digest(recorded.data) if recorded.data else None
     elif config.checkpoint is None:
         return recorded
     else:

@@ -67,10 +67,40 @@ def remove_temporary_files(directory: str) -> None:
 def contains(model_dir: str, path: str) -> bool:
     """Returns whether the weights at `path` belong to the run in `model_dir`: its checkpoints, best/ or SavedModels."""
     place = os.path.relpath(os.path.realpath(os.path.dirname(path)), os.path.realpath(model_dir))
-    return re.fullmatch(r"\.|best|saved_model/\d+/variables", place) is not None
+    own = r"\.|(?!\.\.)([^/]+/)?(best|saved_model/\d+/variables)"  # With --eval_name, one level deeper.
+    return re.fullmatch(own, place) is not None
 
 
 # ------------------------------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """What a run recorded in its directory when it started. All attributes are empty if there is no run.
+
+    Attributes:
+      settings: settings from flags.json, keyed by name.
+      last_step: last training step, which also depends on the number of training examples.
+      data: result of `Source.describe_data`.
+      class_names: names of the classes.
+      has_checkpoints: whether the directory contains checkpoints.
+      initial_weights: path, digest and training data of the weights in `--checkpoint` that the run
+        started from.
+      network: settings of the network in the weights to evaluate or to fine-tune; see
+        `checks.adopt`.
+      network_path: the run or checkpoint that `network` describes.
+      trained_on: `data_digest` of the data that the network was trained on, if known.
+    """
+
+    settings: dict = dataclasses.field(default_factory=dict)
+    last_step: int | None = None
+    data: dict = dataclasses.field(default_factory=dict)
+    class_names: list[str] | None = None
+    has_checkpoints: bool = False
+    initial_weights: dict | None = None
+    network: dict = dataclasses.field(default_factory=dict)
+    network_path: str | None = None
+    trained_on: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +125,7 @@ class RunContext:
     is_chief: bool
     stop: signals.StopSignals
     lock: lock_lib.Lock | None = None
-    recorded: Recorded = dataclasses.field(default_factory=lambda: Recorded())
+    recorded: Recorded = Recorded()
     trained_examples: int = 0
 
     def replace(self, **changes: Any) -> RunContext:
@@ -106,34 +136,6 @@ class RunContext:
         """Raises `UserError` if `model_dir` was removed or replaced. Call this before writing to it."""
         if self.lock is not None:
             self.lock.check()
-
-
-@dataclasses.dataclass(frozen=True)
-class Recorded:
-    """What a run recorded in its directory when it started. All attributes are empty if there is no run.
-
-    Attributes:
-      settings: settings from flags.json, keyed by name.
-      last_step: last training step, which also depends on the number of training examples.
-      data: result of `Source.describe_data`.
-      class_names: names of the classes.
-      has_checkpoints: whether the directory contains checkpoints.
-      initial_weights: path and digest of the weights in `--checkpoint` that the run started from.
-      network: settings of the network in the weights to evaluate or to fine-tune; see
-        `checks.adopt`.
-      network_path: the run or checkpoint that `network` describes.
-      trained_on: `data_digest` of the data that the network was trained on, if known.
-    """
-
-    settings: dict = dataclasses.field(default_factory=dict)
-    last_step: int | None = None
-    data: dict = dataclasses.field(default_factory=dict)
-    class_names: list[str] | None = None
-    has_checkpoints: bool = False
-    initial_weights: dict | None = None
-    network: dict = dataclasses.field(default_factory=dict)
-    network_path: str | None = None
-    trained_on: str | None = None
 
 
 def _read(directory: str, name: str) -> dict:
@@ -160,7 +162,7 @@ def read_run(directory: str | None) -> Recorded:
         return Recorded()
     flags = _read(directory, _FLAGS)
     return Recorded(
-        settings=read_flags(directory) or {},
+        settings=select_settings(flags, os.path.join(directory, _FLAGS)),
         last_step=flags.get(_LAST_STEP),
         initial_weights=flags.get(_INITIAL_WEIGHTS),
         data=_read(directory, _DATA),
@@ -172,9 +174,10 @@ def read_run(directory: str | None) -> Recorded:
 def copy_start(model_dir: str, directory: str) -> None:
     """Copies the files that describe the start of a run to another directory."""
     for name in (_FLAGS, weight_files.CLASSES_FILE, _DATA):
-        content = storage.read_own_json(os.path.join(model_dir, name), (dict, list))
-        if content is not None:
-            storage.write_json(os.path.join(directory, name), content)
+        path = os.path.join(model_dir, name)
+        if storage.is_file(path):
+            with tf.io.gfile.GFile(path, "rb") as file:
+                storage.write_bytes(os.path.join(directory, name), file.read())
 
 
 def setting_changes(config: Config, recorded: Recorded) -> dict[str, str]:

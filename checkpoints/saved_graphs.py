@@ -16,13 +16,14 @@ def head_input(directory: str) -> int | None:
 
     None: the graph has no classifier that is named as in the original.
     """
+    from google.protobuf import message
     from tensorflow.core.protobuf import saved_model_pb2
 
-    path = os.path.join(directory, "saved_model.pb")
-    if not tf.io.gfile.exists(path):
+    try:
+        with tf.io.gfile.GFile(os.path.join(directory, "saved_model.pb"), "rb") as file:
+            content = saved_model_pb2.SavedModel.FromString(file.read())
+    except (tf.errors.OpError, message.DecodeError):
         return None
-    with tf.io.gfile.GFile(path, "rb") as file:
-        content = saved_model_pb2.SavedModel.FromString(file.read())
     for graph in (meta_graph.graph_def for meta_graph in content.meta_graphs):
         for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
             inputs = {

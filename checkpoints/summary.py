@@ -27,8 +27,9 @@ def describe(path: str) -> str:
     network = inspection.network_flags(file, with_head_input=classes is not None)
     flags = textwrap.wrap(restoring.format_flags(network), _FLAGS_WIDTH, break_on_hyphens=False)
     selector = network.get("ft_proj_selector")
+    selector = selector and selector % (config.effective_num_proj_layers + 1)
     head_input = {None: "unknown", 0: "the encoder's output"}.get(
-        selector, f"layer {selector} of the projection head"
+        selector, f"the output of layer {selector} of the projection head"
     )
     rows = [
         ("file", file.path),

@@ -80,6 +80,12 @@ class WeightFile:
 
         return read
 
+    @property
+    def location(self) -> str:
+        """Path that `open_weights` accepts: the directory of a SavedModel, and otherwise `path`."""
+        is_saved_model = self.format.startswith("SavedModel")
+        return os.path.dirname(os.path.dirname(self.path)) if is_saved_model else self.path
+
     def head_input(self) -> int | None:
         """Returns the number of projection head layers in front of the classifier, or None if it is unknown.
 
@@ -97,7 +103,7 @@ class WeightFile:
         if classifier in self.keys_with_slots and trained < len(layers):
             return trained
         if self.format.startswith("SavedModel"):
-            found = saved_graphs.head_input(os.path.dirname(os.path.dirname(self.path)))
+            found = saved_graphs.head_input(self.location)
             if found is not None:
                 return found
         return 1 if re.search(r"finetuned_(1|10)pct", self.path) else None
@@ -229,8 +235,9 @@ def _download(handle: str, flag: str) -> str:
     if "TFHUB_CACHE_DIR" not in os.environ:
         # TF Hub's default is in the temporary directory, where other users could prepare files.
         os.environ["TFHUB_CACHE_DIR"] = os.path.expanduser("~/.cache/tfhub_modules")
-        os.makedirs(os.environ["TFHUB_CACHE_DIR"], mode=0o700, exist_ok=True)
     try:
+        if "://" not in os.environ["TFHUB_CACHE_DIR"]:
+            os.makedirs(os.environ["TFHUB_CACHE_DIR"], mode=0o700, exist_ok=True)
         return hub.resolve(handle)
     except Exception as error:  # Network, server and archive errors have the same remedy.
         raise UserError(

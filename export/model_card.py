@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 
+import metrics
 from checkpoints import computed_from, weight_files
 from runtime import console
 
@@ -45,7 +46,7 @@ def model_card(saved_model: str) -> str:
         if isinstance(value, float)
     ]
     if lines:
-        images = _evaluated_images(results[computed_from.KEY])
+        images = _evaluated_images(results)
         lines = [images, "", "| metric | value |", "|---|---|", *lines]
     table = "\n".join(lines) or "None recorded."
     classes = description.get("class_names")
@@ -90,16 +91,21 @@ classes of the linear head: {class_list(classes) if classes else 0}.
 """
 
 
-def _evaluated_images(record: dict) -> str:
-    """Returns a sentence that describes the images on which results were computed, in Markdown."""
+def _evaluated_images(results: dict) -> str:
+    """Returns sentences that describe the images and labels with which results were computed, in Markdown."""
+    record = results[computed_from.KEY]
     trained = (
         f" **{record['trained_examples']:,} of these images were also used for training.**"
         if record["trained_examples"]
         else ""
     )
     labels = f"{100 * record['label_fraction']:g} % of the labels of {record['train_split']}"
+    probes = (
+        f" Logistic regression and nearest neighbors use {escape_markdown(labels)}."
+        if {metrics.LBFGS, metrics.KNN} & results.keys()
+        else ""
+    )
     return (
         f"Evaluated on {record['examples']:,} images of {escape_markdown(record['dataset'])}"
-        f" ({escape_markdown(record['eval_split'])}).{trained} Logistic regression and nearest neighbors"
-        f" use {escape_markdown(labels)}."
+        f" ({escape_markdown(record['eval_split'])}).{trained}{probes}"
     )

@@ -189,9 +189,10 @@ def _training_flags(config: Config) -> dict[str, Any]:
     """Returns the settings to record: data, mode, training length, and other settings that differ from the defaults."""
     always = ("dataset", "train_split", "train_mode", *settings_with("length"))
     flags = {**{name: getattr(config, name) for name in always}, **config.identity()}
-    for name in ("dataset", "checkpoint"):  # A SavedModel may be published.
-        if name in flags:
-            flags[name] = without_directories(flags[name])
+    # A SavedModel may be published.
+    flags["dataset"] = without_directories(flags["dataset"])
+    if "checkpoint" in flags and "://" not in flags["checkpoint"]:
+        flags["checkpoint"] = os.path.basename(flags["checkpoint"].rstrip("/"))
     return flags
 
 
@@ -242,7 +243,8 @@ def export_to_model_dir(
             check()
             lock.check()
 
-        export(checkpoint_path, path, {"image_size": config.image_size}, results, check_locks)
+        given = {name: getattr(config, name) for name in ("image_size", "ft_proj_selector")}
+        export(checkpoint_path, path, given, results, check_locks)
         # Other runs may use the target of a link.
         num_old = 0 if not keep or os.path.islink(root) else max(len(others) + 1 - keep, 0)
         for other in others[:num_old]:

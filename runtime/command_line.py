@@ -53,7 +53,8 @@ def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], fl
             if low <= (value := kind(text)) <= high:
                 return value
         name = "an integer" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(f"must be {name} from {low} to {high}; got {text}")
+        limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
+        raise argparse.ArgumentTypeError(f"must be {name} {limits}; got {text}")
 
     return parse
 

@@ -29,10 +29,9 @@ def hashed_name(name: str, values: Mapping[str, object]) -> str:
 
 
 def without_directories(path: str) -> str:
-    """Returns the last component of a local path or of folder:PATH, which may be published. Keeps other names."""
-    prefix, path = ("folder:", path[7:]) if path.startswith("folder:") else ("", path)
-    is_path = prefix or path.startswith(("/", ".", "~"))
-    return prefix + os.path.basename(path.rstrip("/")) if is_path else path
+    """Returns "folder:" and the last component of folder:PATH, and any other text unchanged."""
+    prefix, separator, path = path.partition("folder:")
+    return prefix + separator + (os.path.basename(path.rstrip("/")) if separator else path)
 
 
 _PATTERN_CHARACTERS = "*?[\\"

@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import pathlib
 import secrets
 import shutil
 import tempfile
@@ -101,18 +102,14 @@ def rename(targets: Mapping[str, str]) -> None:
       targets: dict mapping paths to new paths in a single directory.
     """
     for path in targets:
-        for folder, _, names in os.walk(path, topdown=False):
-            for name in names:
-                _sync(os.path.join(folder, name))
-            _sync(folder)
-        if not os.path.isdir(path):
-            _sync(path)
+        for entry in (*pathlib.Path(path).rglob("*"), pathlib.Path(path)):
+            _sync(entry)
     for path, target in targets.items():
         os.replace(path, target)
     _sync(os.path.dirname(os.path.abspath(target)))
 
 
-def _sync(path: str) -> None:
+def _sync(path: str | os.PathLike) -> None:
     """Writes a local file or directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -239,5 +239,5 @@ def test_the_newest_checkpoint_is_evaluated_first_and_then_each_new_one(tmp_path
                 for step in (11, 12):
                     checkpoint_files.save(trackable, str(tmp_path), step)
 
-    assert list(steps(12, all_steps=False)) == [10, 11, 12]
+    assert list(steps(12, all_steps=False)) == [10, 4, 2, 11, 12]
     assert list(steps(12, all_steps=True)) == [2, 4, 10, 11, 12]

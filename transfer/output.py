@@ -14,7 +14,7 @@ import tf_keras as keras
 
 import checks
 import model as model_lib
-from checkpoints import computed_from, inspection, restoring, weight_files
+from checkpoints import computed_from, inspection, restoring
 from checkpoints.lock import Lock
 from config import Config, settings_with
 from runtime import console, signals, storage
@@ -37,6 +37,7 @@ class Inputs:
       task: the `Task`, with the splits that are used.
       config: settings for extracting features. `model_dir` is the output directory.
       source: the opened data set.
+      weights: digest of the weights, or None for `scratch`.
       trained_examples: number of test examples that were also used for training.
     """
 
@@ -45,6 +46,7 @@ class Inputs:
     task: Task
     config: Config
     source: Source
+    weights: str | None
     trained_examples: int
 
     def load_network(self) -> keras.Model:
@@ -91,7 +93,7 @@ class Inputs:
         record = computed_from.describe(
             self.config.replace(train_split=task.trainval_split, eval_split=task.test),
             self.source,
-            weight_files.open_weights(self.checkpoint).digest(),
+            self.weights,
             None,
             self.trained_examples,
         )
@@ -131,13 +133,9 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
       UserError: the checkpoint, the data set or a split cannot be used.
     """
     task = tasks.task_from_arguments(arguments)
-    checkpoint, is_saved_model = weight_files.locate(arguments.checkpoint)
-    if is_saved_model:
-        checkpoint = os.path.dirname(os.path.dirname(checkpoint))
-    info = inspection.inspect_checkpoint(
-        checkpoint, {"image_size": arguments.image_size} if arguments.image_size else None
-    )
-    network = info.config
+    size = {"image_size": arguments.image_size} if arguments.image_size else {}
+    info = inspection.inspect_checkpoint(arguments.checkpoint, {"ft_proj_selector": 0, **size})
+    network, checkpoint = info.config, info.file.location
     name = slug(arguments.task or task.dataset)[-40:]  # File names are limited to 255 bytes.
     config = Config(**{name: getattr(network, name) for name in settings_with("network")}).replace(
         **{name: getattr(arguments, name) for name in settings_with("data_access")},
@@ -166,9 +164,12 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
         datasets.check_split(source, flag, split)
     train, validation, test = task.splits.values()
     checks.count_overlap(source, "validation", validation, [train])
-    weights_splits = checks.weights_split(source, info.trained_on, network.train_split)
+    weights, weights_splits = None, []
+    if arguments.protocol != "scratch":
+        weights = info.file.digest()
+        weights_splits = checks.weights_split(source, info.trained_on, network.train_split)
     count = checks.count_overlap(source, "test", test, [train, validation, *weights_splits])
-    return Inputs(arguments.protocol, checkpoint, task, config, source, count)
+    return Inputs(arguments.protocol, checkpoint, task, config, source, weights, count)
 
 
 def _adapt_splits(task: Task, source: Source, arguments: argparse.Namespace) -> Task:
@@ -230,6 +231,7 @@ def _are_predictions(labels: np.ndarray, logits: np.ndarray) -> bool:
     is_multi_label = labels.ndim == 2
     return (
         labels.dtype.kind in "iu"
+        and labels.ndim in (1, 2)
         and logits.dtype.kind == "f"
         and logits.ndim == 2
         and labels.shape == logits.shape[: labels.ndim]

@@ -85,7 +85,11 @@ def test_classifier_of_a_fine_tuned_checkpoint_is_on_the_layer_it_was_trained_on
     expected = networks[selector](images, training=False)["logits_sup"]
     actual = model(images, training=False)["logits_sup"]
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
-    head = f"layer {selector} of the projection head" if selector else "the encoder's output"
+    head = (
+        f"the output of layer {selector} of the projection head"
+        if selector
+        else "the encoder's output"
+    )
     assert f"10 classes; its input is {head}" in summary.describe(path)
     network = dict(inspection.network_flags(weight_files.open_weights(path), with_head_input=True))
     config, lines = checks.adopt(Config(mode="eval"), [], Recorded(network=network))
