@@ -22,7 +22,7 @@ import evaluate
 from runtime import devices, signals, workers
 from runtime.errors import Stopped, UserError
 from sources import digits
-from support import training_worker
+from support import runs, training_worker
 from support.addresses import free_addresses, slurm_variables, tf_config
 
 CLUSTER = {"worker": ["a:1", "b:1"]}
@@ -436,7 +436,7 @@ def test_two_workers_match_one_worker_in_training_evaluation_and_resumption(tmp_
     assert all("resumed at step 3" in text for text in printed)
     assert "linear head, top-1" in printed[0] and "linear head, top-1" not in printed[1]
     assert_same_checkpoint(one, two, 5)
-    results = [json.loads((path / "result.json").read_text()) for path in (one, two)]
+    results = [runs.read_results(path / "result.json") for path in (one, two)]
     assert {evaluate.LINEAR_TOP_1, evaluate.LBFGS, evaluate.KNN, "eval/contrast_loss"} <= set(
         results[0]
     )
