@@ -146,7 +146,8 @@ def export(
     with contextlib.nullcontext() if is_remote else storage.scratch_beside(export_dir) as scratch:
         # Object storage cannot rename directories.
         directory = export_dir if is_remote else os.path.join(scratch, "saved_model")
-        storage.makedirs(os.path.join(directory, "variables"))
+        for name in ("variables", "assets"):  # TensorFlow would not allow the group to write.
+            storage.makedirs(os.path.join(directory, name))
         tf.saved_model.save(module, directory, signatures=signatures)
         # TensorFlow does not read the directory assets.extra.
         storage.write_json(os.path.join(directory, weight_files.DESCRIPTION_FILE), description)
