@@ -137,7 +137,7 @@ def test_only_flag_selects_all_seeds_or_one_seed_of_a_run(only, seeds, calls, tm
         ("run flip flop", "table=flop: unknown table"),
         ("run flip --only=color/1_2", "--only=color/1_2: the tables have no such run at the small"),
         ("run flip --only=flip/with_seed_2", "--only=flip/with_seed_2: the tables have no such"),
-        ("run flip --seeds=0", "--seeds: must be an integer from 1"),
+        ("run flip --seeds=0", "--seeds: must be an integer of at least 1"),
         ("run B.5", "table=transfer_1x: no runs at the small scale"),
         ("commands transfer --stage=3", "--stage=3: the runs have 2 stages"),
         ("commands flip --stage=0", "--stage=0: the runs have 1 stage."),
