@@ -256,21 +256,22 @@ def count_trained_examples(context: RunContext) -> int:
 def weights_split(source: Source, trained_on: str | None, split: str | None) -> list[str]:
     """Returns the split that weights were trained on, or an empty list if it is not known to be in `source`."""
     return (
-        [split] if trained_on and split and trained_on == computed_from.data_digest(source) else []
+        [split]
+        if trained_on and split and trained_on == computed_from.source_digest(source)
+        else []
     )
 
 
 def count_overlap(source: Source, flag: str, split: str, training_splits: list[str]) -> int:
     """Returns how many examples of a split are also in a training split, and logs a warning if there are any."""
-    counts = {other: source.overlap(split, other) for other in training_splits}
-    if not any(counts.values()):
-        return 0
-    other = max(counts, key=counts.__getitem__)
-    console.log(
-        f"warning: {counts[other]:,} of the {source.num_examples(split):,} images in --{flag}={split}"
-        f" are also in the training split {other}, so the accuracy is not that on new images"
-    )
-    return counts[other]
+    counts = ((source.overlap(split, other), other) for other in training_splits)
+    count, other = max(counts, default=(0, ""))
+    if count:
+        console.log(
+            f"warning: {count:,} of the {source.num_examples(split):,} images in --{flag}={split} are"
+            f" also in the training split {other}, so the accuracy is not that on new images"
+        )
+    return count
 
 
 def _check_labels(config: Config, source: Source) -> None:

@@ -112,8 +112,8 @@ def save(checkpoint: tf.train.Checkpoint, directory: str, step: int) -> str:
     """Writes a checkpoint durably.
 
     On a local disk, the files are written to a temporary directory, and then renamed, the index
-    last. A process that is killed therefore leaves data files without an index, or nothing. In
-    object storage, where renaming is copying, TensorFlow writes the index last.
+    last. A process that is killed therefore leaves at most a temporary directory, and data files
+    without an index. In object storage, where renaming is copying, TensorFlow writes the index last.
 
     Args:
       checkpoint: contains the objects to write. Its `save_counter`, which the original also writes,

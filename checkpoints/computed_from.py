@@ -14,7 +14,7 @@ KEY = "computed_from"
 
 
 @functools.lru_cache(2)  # For large folders, computing the digest takes seconds.
-def data_digest(source: Source) -> str:
+def source_digest(source: Source) -> str:
     """Returns the `run_directory.data_digest` of a data set."""
     return run_directory.data_digest(source.describe_data())
 
@@ -37,7 +37,7 @@ def describe(
     return dict(
         {name: getattr(config, name) for name in settings_with("evaluation", "labels")},
         dataset=without_directories(source.name),
-        data=data_digest(source),
+        data=source_digest(source),
         examples=min(count, config.eval_steps * config.eval_batch_size or count),
         weights=weights,
         step=step,

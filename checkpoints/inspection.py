@@ -89,7 +89,7 @@ def read_origin(file: WeightFile) -> dict:
     if file.is_torch:  # The file may be in the run directory of another network.
         origin: dict = dict(image_size=file.image_size)
     elif file.format.startswith("SavedModel"):
-        origin = weight_files.read_description(os.path.dirname(directory))
+        origin = weight_files.read_description(file.location)
         flags = select_settings(origin.get("flags", {}), f"{file.path} (simclr.json)")
     else:
         flags = run_directory.read_flags(directory)

@@ -314,7 +314,7 @@ def _read_class_names(file: WeightFile) -> list[str] | None:
     """Returns the class names recorded in the run or SavedModel that contains a weight file, or None if unknown."""
     directory = os.path.dirname(file.path)
     if file.format.startswith("SavedModel"):
-        names = read_description(os.path.dirname(directory)).get("class_names")
+        names = read_description(file.location).get("class_names")
     else:
         names, _ = read_classes(directory)
     columns = file.shapes.get(f"{architecture.LINEAR_HEAD}kernel", (None,))[-1]

@@ -48,8 +48,8 @@ def write_arrays(path: str, **arrays: Any) -> None:
 def write_bytes(path: str, content: bytes) -> None:
     """Writes a file atomically and durably, and creates its directory if necessary.
 
-    If writing fails, the old content is kept. Object storage replaces whole objects, so that paths
-    with `://` are written directly.
+    If writing fails, the old content is kept. Object storage replaces whole objects, so paths with
+    `://` are written directly.
 
     Raises:
       UserError: the file cannot be written, for example because the disk is full.

@@ -46,10 +46,11 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
         f"{os.path.relpath(path, source.root)} ({reason})" for path, reason in unusable.items()
     ]
     problem = f"{len(unusable)} of {len(paths)} images cannot be used: {console.join_first(names)}"
-    if config.corrupt_images == "error" or len(unusable) == len(paths):
+    stops = config.corrupt_images == "error"
+    if stops or len(unusable) == len(paths):
         raise UserError(
-            f"--dataset={config.dataset}: {problem}. Fix or remove them, or skip unusable images with"
-            " --corrupt_images=skip."
+            f"--dataset={config.dataset}: {problem}. Fix or remove them"
+            f"{', or skip them with --corrupt_images=skip' * stops}."
         )
     logged_before = source.describe_missing_classes()
     source.exclude(unusable)

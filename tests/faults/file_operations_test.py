@@ -18,13 +18,22 @@ from runtime import storage
 from support import file_faults, processes
 from support.runs import read_results
 
-STEP = file_faults.SETTINGS["train_steps"]
+STEP = 6
+SETTINGS = dict(
+    processes.FLAGS,
+    train_steps=STEP,
+    checkpoint_steps=2,
+    keep_checkpoint_max=1,
+    keep_best=True,
+    eval_epochs=1,
+    eval_split="test[:90]",
+)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     try:
-        program = file_faults.Runs(tmp_path_factory.mktemp("library"))
+        program = file_faults.Runs(tmp_path_factory.mktemp("library"), SETTINGS)
     except FileNotFoundError:
         pytest.skip("there is no C compiler (cc), which injects faults into file operations")
     yield program

@@ -14,33 +14,18 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SETTINGS = dict(
-    dataset="digits",
-    resnet_depth=10,
-    image_size=8,
-    num_proj_layers=2,
-    proj_out_dim=16,
-    train_batch_size=16,
-    eval_batch_size=90,
-    train_split="train[:64]",
-    eval_split="test[:90]",
-    learning_rate=0.02,
-    seed=7,
-    mode="train_then_eval",
-    train_steps=6,
-    checkpoint_steps=2,
-    keep_checkpoint_max=1,
-    keep_best=True,
-    eval_epochs=1,
-)
 KILL = 0
 
 
 class Runs:
     """Starts runs; see the module's docstring."""
 
-    def __init__(self, directory):
-        """Compiles the library in `directory`. Raises `FileNotFoundError` if there is no C compiler."""
+    def __init__(self, directory, settings):
+        """Compiles the library in `directory`. Raises `FileNotFoundError` if there is no C compiler.
+
+        `settings` is a dict with the settings of all runs.
+        """
+        self._settings = settings
         if not shutil.which("cc"):
             raise FileNotFoundError("cc")
         source, library = pathlib.Path(__file__).with_suffix(".c"), f"{directory}/file_faults.so"
@@ -66,10 +51,10 @@ class Runs:
           at: number of the operation at which `action` takes place; 0: never.
           action: `KILL`, or the errno with which the operation fails.
           trace: directory for the operations and the synced contents.
-          **settings: changes to `SETTINGS`, and `umask`.
+          **settings: changes to the settings, and `umask`.
         """
         arguments = [str(model_dir), match, at, action, str(trace)]
-        settings = {**SETTINGS, "model_dir": str(model_dir), **settings}
+        settings = {**self._settings, "model_dir": str(model_dir), **settings}
         self._process.stdin.write(json.dumps([arguments, settings]) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
