@@ -22,7 +22,7 @@ def all_keys() -> frozenset[str]:
     encoder is not mistaken for a supported one.
     """
     blocks = tuple(max(counts) + 1 for counts in zip(*(b for _, b in resnet.DEPTHS.values())))
-    encoders = itertools.product((False, True), [blocks], [1], (False, True), (0, 1), (0, 1))
+    encoders = itertools.product((False, True), [blocks], (False, True), (0, 1), (0, 1))
     layers = {ENCODER + spec.key: spec.kind for args in encoders for spec in _specs(*args)}
     for index in range(_MAX_PROJ_LAYERS):
         layers[f"{PROJECTION_HEAD}{index}/dense"] = resnet.CONVOLUTION_WITH_BIAS
@@ -53,7 +53,7 @@ def match_encoder(
     for cifar_stem, has_sk, has_se, (depth, (bottleneck, blocks)) in itertools.product(
         (False, True), (False, True), (False, True), resnet.DEPTHS.items()
     ):
-        specs = _specs(bottleneck, blocks, 1, cifar_stem, has_sk, has_se)
+        specs = _specs(bottleneck, blocks, cifar_stem, has_sk, has_se)
         names = {spec.key: name for spec, name in zip(specs, layer_names(specs))}
         if set(names.values()) != layers_in_file:
             continue
@@ -117,11 +117,6 @@ def infer_flags(shapes: Mapping[str, tuple]) -> dict | None:
 
 
 def _specs(
-    bottleneck: bool,
-    blocks: tuple[int, ...],
-    width: int,
-    cifar_stem: bool,
-    has_sk: int,
-    has_se: int,
+    bottleneck: bool, blocks: tuple[int, ...], cifar_stem: bool, has_sk: int, has_se: int
 ) -> list[LayerSpec]:
-    return list(resnet.layer_specs(bottleneck, blocks, width, cifar_stem, has_sk / 16, has_se / 16))
+    return list(resnet.layer_specs(bottleneck, blocks, 1, cifar_stem, has_sk / 16, has_se / 16))

@@ -45,7 +45,7 @@ class Record:
           UserError: the record is corrupt.
         """
         content = storage.read_own_json(os.path.join(directory, FILE))
-        return content and cls(*(content[field.name] for field in dataclasses.fields(cls)))
+        return content and cls(**content)
 
     def write(self, directory: str) -> None:
         """Writes record.json atomically. Call this after all other files of the run are complete."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Iterable
 from typing import Any
@@ -33,9 +32,8 @@ def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
     root = tf.train.Checkpoint(**trackables)
     view = tf.train.TrackableView(root)
     variables, seen = {}, set()
-    queue = collections.deque([(root, "")])
-    while queue:
-        node, path = queue.popleft()
+    queue = [(root, "")]
+    for node, path in queue:  # The loop also visits the children that it appends.
         if id(node) in seen:
             continue
         seen.add(id(node))
@@ -75,16 +73,13 @@ def raise_on_mismatches(flag: str, file: WeightFile, lines: list[str]) -> None:
     """If `lines` is not empty, raises a `UserError` that lists the first mismatches."""
     if lines:
         rest = f"; and {len(lines) - _MAX_LISTED} more" if len(lines) > _MAX_LISTED else ""
+        remedy = "Use another checkpoint; no flags match this network."
+        if flags := inspection.network_flags(file):
+            remedy = f"Pass {format_flags(flags)}, or use another checkpoint."
         raise UserError(
             f"{flag}: {file.path} contains a different network"
-            f" ({'; '.join(lines[:_MAX_LISTED])}{rest}). {_remedy(inspection.network_flags(file))}"
+            f" ({'; '.join(lines[:_MAX_LISTED])}{rest}). {remedy}"
         )
-
-
-def _remedy(flags: dict | None) -> str:
-    if flags is None:
-        return "Use another checkpoint; no flags match this network."
-    return f"Pass {format_flags(flags)}, or use another checkpoint."
 
 
 def format_flags(flags: dict) -> str:
@@ -92,9 +87,7 @@ def format_flags(flags: dict) -> str:
     return " ".join(f"--{name}={value}" for name, value in flags.items() if name != "num_classes")
 
 
-def _assign(
-    variables: dict[str, tf.Variable], file: WeightFile, columns: list[int] | None = None
-) -> None:
+def _assign(variables: dict[str, tf.Variable], file: WeightFile, columns: list[int] | None) -> None:
     """Assigns the tensors in a file to variables.
 
     Args:
@@ -183,13 +176,13 @@ def load_parts(
         if not differences:
             matching.update(part_variables)
             continue
-        if part in required and part == "linear head":
-            raise UserError(
-                f"{flag}: {file.path} contains a different linear head ({differences[0]}). Evaluate"
-                " without the linear head (--eval_protocol=lbfgs or knn), or use a checkpoint and"
-                " a data set with the same classes."
-            )
         if part in required:
+            if part == "linear head":
+                raise UserError(
+                    f"{flag}: {file.path} contains a different linear head ({differences[0]})."
+                    " Evaluate without the linear head (--eval_protocol=lbfgs or knn), or use a"
+                    " checkpoint and a data set with the same classes."
+                )
             raise_on_mismatches(flag, file, differences)
         not_loaded[part] = differences[0] if part_variables else "this model has none"
     _assign(matching, file, columns)

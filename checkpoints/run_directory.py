@@ -55,9 +55,9 @@ def remove_temporary_files(directory: str) -> None:
     checkpoint_files.remove_unfinished(directory)
     for name in tf.io.gfile.listdir(directory):
         path = os.path.join(directory, name)
-        is_temporary = _TEMPORARY_FILE.fullmatch(name) and not os.path.islink(path)
         if (
-            is_temporary
+            _TEMPORARY_FILE.fullmatch(name)
+            and not os.path.islink(path)
             and storage.is_file(path)
             and time.time() - tf.io.gfile.stat(path).mtime_nsec / 1e9 > _RECENT_SECONDS
         ):
@@ -220,18 +220,8 @@ def write_start(
 
 def data_changes(config: Config, source: Source, recorded: Recorded) -> list[str]:
     """Returns one line of text for each difference between the data and classes now and at the start of the run."""
-    changes = _data_changes(recorded.data, json.loads(json.dumps(source.describe_data())))
-    before = recorded.class_names
-    if config.has_linear_head and before is not None and before != source.class_names:
-        text = classes.differences(source.class_names, before, "the data set", "the run")
-        changes.append(f"classes ({text})")
-    return changes
-
-
-def _data_changes(before: dict, now: dict) -> list[str]:
-    """Returns one line of text for each difference between two results of `Source.describe_data`."""
-    changes = []
-    for name, value in before.items():
+    now, changes = json.loads(json.dumps(source.describe_data())), []
+    for name, value in recorded.data.items():
         if name == "splits":
             changes += [
                 f"{split} has {now['splits'].get(split, 0)} examples ({count} at the start)"
@@ -243,4 +233,8 @@ def _data_changes(before: dict, now: dict) -> list[str]:
             changes.append("the names or sizes of the files differ")
         elif name not in ("classes", "files") and value != now.get(name):
             changes.append(f"{name} {now.get(name)} ({value} at the start)")
+    before = recorded.class_names
+    if config.has_linear_head and before is not None and before != source.class_names:
+        text = classes.differences(source.class_names, before, "the data set", "the run")
+        changes.append(f"classes ({text})")
     return changes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 
@@ -25,9 +24,9 @@ def head_input(directory: str) -> int | None:
             content = saved_model_pb2.SavedModel.FromString(file.read())
     except (tf.errors.OpError, message.DecodeError):
         return None
-    parts = operator.attrgetter("node", "library")
-    for top_level, functions in (parts(meta_graph.graph_def) for meta_graph in content.meta_graphs):
-        for nodes in (top_level, *(function.node_def for function in functions.function)):
+    for meta_graph in content.meta_graphs:
+        graph = meta_graph.graph_def
+        for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
             inputs = {
                 node.name: [name.lstrip("^").partition(":")[0] for name in node.input]
                 for node in nodes

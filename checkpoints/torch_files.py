@@ -65,7 +65,8 @@ def read_contents(path: str, flag: str) -> Contents:
     names, num_identities = _encoder_names(
         f"{flag}={path}", shapes.keys() - other - set(head.values()), shapes
     )
-    names.update(head if has_head else {})
+    if has_head:
+        names.update(head)
     for name in set(names.values()) & set(shapes):
         if dtypes[name] not in _DTYPES:
             raise UserError(
@@ -84,16 +85,17 @@ def read_contents(path: str, flag: str) -> Contents:
             " and right (docs/pytorch.md)"
         )
     channels = shapes["bn1.weight"][0]
-    file_shapes = {
-        key: shapes[name] if name in shapes else _replaced_tensor(name, channels).shape
-        for key, name in names.items()
-    }
     image_size, step = (
         int(metadata[name]) if name in metadata else None for name in ("image_size", "step")
     )
     return Contents(
         names,
-        {key: torch_names.shape_from_torch(shape) for key, shape in file_shapes.items()},
+        {
+            key: torch_names.shape_from_torch(
+                shapes[name] if name in shapes else _replaced_tensor(name, channels).shape
+            )
+            for key, name in names.items()
+        },
         image_size,
         step,
         notes,
@@ -132,12 +134,12 @@ def _encoder_names(
             f"{list(shapes['conv1.weight'])}. {_REMEDY}"
         )
     expected = {
-        key: (torch_names.torch_name(key), shape)
+        torch_names.torch_name(key): (key, shape)
         for spec in resnet.layer_specs(*structure, width // 64, kernel_size == 3)
         for variable, shape in spec.variables().items()
         for key in [f"{architecture.ENCODER}{spec.key}/{variable}"]
     }
-    missing = {name for name, _ in expected.values()} - names
+    missing = expected.keys() - names
     # Stock ResNet-18 and ResNet-34 have an identity shortcut in layer1.0. This program has a
     # convolution there.
     identities = {
@@ -147,18 +149,18 @@ def _encoder_names(
         identities = set()
     for problem, unusual in (
         ("is missing", missing - identities),
-        ("is not supported", names - {name for name, _ in expected.values()}),
+        ("is not supported", names - expected.keys()),
     ):
         if unusual:
             raise UserError(f"{location}: {min(unusual)} {problem}. {_REMEDY}")
-    for name, shape in expected.values():
+    for name, (_, shape) in expected.items():
         if name not in identities and torch_names.shape_from_torch(shapes[name]) != shape:
             raise UserError(
                 f"{location}: {name} has shape {list(shapes[name])} instead of "
                 f"{list(torch_names.shape_to_torch(shape))}. Grouped convolutions (ResNeXt) and "
                 f"torchvision's wide ResNets are not supported. {_REMEDY}"
             )
-    return {key: name for key, (name, _) in expected.items()}, len(identities)
+    return {key: name for name, (key, _) in expected.items()}, len(identities)
 
 
 def _replaced_tensor(name: str, channels: int) -> np.ndarray:

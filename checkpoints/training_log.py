@@ -8,7 +8,6 @@ import io
 import json
 import math
 import os
-import time
 from collections.abc import Mapping
 
 import tensorflow as tf
@@ -52,7 +51,7 @@ class TrainingLog:
         self._directory, self._is_chief = directory, is_chief
         self._batch_size, self._num_examples = config.train_batch_size, num_examples
         self._rows = [row for row in read_history(directory) if row["step"] <= step]
-        self._drawn_at = self._row_at = time.monotonic()
+        self._since_drawing = self._since_row = progress.stopwatch()
         self._step, self._skipped_steps, self._results = step, 0.0, {}
         self._means = metrics.MeanMetrics()
         self._progress = progress.Progress(
@@ -96,9 +95,9 @@ class TrainingLog:
 
         If a checkpoint was saved, also writes the files. Warns if the encoder has collapsed.
         """
-        if not is_saved and time.monotonic() - self._row_at <= _SECONDS_BETWEEN_ROWS:
+        if not is_saved and self._since_row() <= _SECONDS_BETWEEN_ROWS:
             return
-        means, self._row_at = self._means.means(), time.monotonic()
+        means, self._since_row = self._means.means(), progress.stopwatch()
         self._means.clear()
         means["epoch"] = self._step * self._batch_size / self._num_examples
         if "seconds_per_step" in means:
@@ -148,12 +147,12 @@ class TrainingLog:
         rows = csv.DictWriter(text, names, lineterminator="\n")
         rows.writeheader()
         rows.writerows(self._rows)
-        draws = is_last or time.monotonic() - self._drawn_at >= _SECONDS_BETWEEN_DRAWINGS
+        draws = is_last or self._since_drawing() >= _SECONDS_BETWEEN_DRAWINGS
         try:
             storage.write_bytes(os.path.join(self._directory, _HISTORY), text.getvalue().encode())
             if draws:
                 storage.write_bytes(os.path.join(self._directory, _CURVES), draw_curves(self._rows))
-                self._drawn_at = time.monotonic()
+                self._since_drawing = progress.stopwatch()
         except UserError as error:
             console.log(f"warning: {error}")
 

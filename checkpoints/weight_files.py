@@ -158,34 +158,32 @@ def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
 
 def _locate(path: str, flag: str) -> tuple[str, bool]:
     if tf.io.gfile.isdir(path):
-        steps = [name.rstrip("/") for name in tf.io.gfile.listdir(path)]
-        saved_models = [
-            path,
-            *(
-                tf.io.gfile.join(path, step)
-                for step in sorted(
-                    # Runs write saved_model/<step>/.
-                    (step for step in steps if step.isdecimal()),
-                    key=int,
-                    reverse=True,
-                )
-            ),
-        ]
-        for directory in saved_models:
+        names = [name.rstrip("/") for name in tf.io.gfile.listdir(path)]
+        steps = sorted(filter(str.isdecimal, names), key=int, reverse=True)
+        for step in ("", *steps):  # Runs write saved_model/<step>/.
             if any(
-                tf.io.gfile.exists(tf.io.gfile.join(directory, name)) for name in _SAVED_MODEL_FILES
+                tf.io.gfile.exists(tf.io.gfile.join(path, step, name))
+                for name in _SAVED_MODEL_FILES
             ):
-                return tf.io.gfile.join(directory, "variables", "variables"), True
+                return tf.io.gfile.join(path, step, "variables", "variables"), True
         prefix = _newest(path)
         if prefix is None:
+            prefixes = sorted(
+                name.removesuffix(".index") for name in names if name.endswith(".index")
+            )
+            remedy = (
+                f"Pass a checkpoint prefix, such as {path.rstrip('/')}/{prefixes[-1]}."
+                if prefixes
+                else "Pass a directory of checkpoints, or a prefix such as DIR/ckpt-100."
+            )
             raise UserError(
                 f"{flag}={path}: this directory contains neither a checkpoint nor a SavedModel. "
-                f"{_remedy(path)}"
+                f"{remedy}"
             )
         return prefix, False
     if path.endswith(torch_names.SUFFIX) and storage.is_file(path):
         return path, False
-    prefix = path[: -len(".index")] if path.endswith(".index") else path
+    prefix = path.removesuffix(".index")
     if not storage.is_file(f"{prefix}.index"):
         raise UserError(
             f"{flag}={path}: no such checkpoint. Pass a directory, a SavedModel, a prefix such as "
@@ -214,19 +212,6 @@ def _newest(directory: str) -> str | None:
             if storage.is_file(f"{prefix}.index"):
                 return check_path("checkpoint", prefix)
     return checkpoint_files.latest_checkpoint(directory)
-
-
-def _remedy(path: str) -> str:
-    """Returns the remedy for an error about a directory in which no checkpoint was found.
-
-    If the directory contains index files, the remedy suggests a checkpoint prefix.
-    """
-    names = sorted(
-        name[: -len(".index")] for name in tf.io.gfile.listdir(path) if name.endswith(".index")
-    )
-    if names:
-        return f"Pass a checkpoint prefix, such as {path.rstrip('/')}/{names[-1]}."
-    return "Pass a directory of checkpoints, or a prefix such as DIR/ckpt-100."
 
 
 def _download(handle: str, flag: str) -> str:
@@ -271,7 +256,7 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
         # Slots are named VARIABLE/.OPTIMIZER_SLOT/... in TF2, and VARIABLE/Momentum in TF1.
         owners = {key.partition(SLOT)[0] for key in shapes if SLOT in key}
         owners |= {key.rpartition("/")[0] for key in shapes}
-        claimed = sum(math.prod(shapes[key]) * dtypes[key].size for key in (tensors or {}).values())
+        claimed = sum(math.prod(shapes[key]) * dtypes[key].size for key in tensors.values())
         if claimed > size:
             raise ValueError(f"the index describes {claimed} bytes, but the files have {size}")
         step = _step(reader, shapes, dtypes)
@@ -280,7 +265,7 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
             f"{flag}={path}: {prefix} cannot be read ({first_line(error)}). Check that it is"
             " complete, or use another checkpoint."
         ) from error
-    if tensors is None:
+    if not tensors:
         raise UserError(
             f"{flag}={path}: {prefix} does not contain a SimCLR network (no keys"
             " model/resnet_model/... or base_model/...; first keys:"
@@ -312,11 +297,10 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
 
 def _read_class_names(file: WeightFile) -> list[str] | None:
     """Returns the class names recorded in the run or SavedModel that contains a weight file, or None if unknown."""
-    directory = os.path.dirname(file.path)
     if file.format.startswith("SavedModel"):
         names = read_description(file.location).get("class_names")
     else:
-        names, _ = read_classes(directory)
+        names, _ = read_classes(os.path.dirname(file.path))
     columns = file.shapes.get(f"{architecture.LINEAR_HEAD}kernel", (None,))[-1]
     return names if storage.is_list_of_strings(names) and len(names) == columns else None
 
@@ -353,22 +337,19 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
     return names, content.get("multi_label", False)
 
 
-def _find_tensors(
-    reader: Any, shapes: dict[str, tuple]
-) -> tuple[str | None, dict[str, str] | None]:
+def _find_tensors(reader: Any, shapes: dict[str, tuple]) -> tuple[str, dict[str, str]]:
     """Returns the format ("TF1" or "TF2") and a dict mapping checkpoint keys to keys in the file.
 
-    Returns (None, None) if no network is found.
+    If no network is found, the dict is empty.
     """
     flat = {key: f"{key}{SUFFIX}" for key in architecture.all_keys() if f"{key}{SUFFIX}" in shapes}
     keys_by_path, keys_by_name = {}, {key: key for key in shapes}
     if shapes.get(_GRAPH) == ():
         keys_by_path, names_in_graph = _graph_keys(reader.get_tensor(_GRAPH))
         keys_by_name.update(names_in_graph)
-    tf1 = {} if flat or keys_by_path else tf1_names.find_tensors(shapes, keys_by_name)
-    if tf1:
-        return "TF1", tf1
-    return ("TF2", flat or keys_by_path) if flat or keys_by_path else (None, None)
+    if tf2 := flat or keys_by_path:
+        return "TF2", tf2
+    return "TF1", tf1_names.find_tensors(shapes, keys_by_name)
 
 
 def _step(reader: Any, shapes: dict[str, tuple], dtypes: dict[str, tf.DType]) -> int | None:

@@ -60,18 +60,14 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = parser.parse_args(arguments[1:] if torch else arguments)
 
     def work():
+        given = command_line.network_settings(arguments)
         if torch:
-            torch_weights = tensorflow_startup.load("export.torch_weights")
-            torch_weights.export_torch(
-                arguments.checkpoint, arguments.out, command_line.network_settings(arguments)
+            tensorflow_startup.load("export.torch_weights").export_torch(
+                arguments.checkpoint, arguments.out, given
             )
         else:
-            exporting = tensorflow_startup.load("export.exporting")
-            exporting.export_checkpoint(
-                arguments.checkpoint,
-                arguments.export_dir,
-                arguments.archive,
-                command_line.network_settings(arguments),
+            tensorflow_startup.load("export.exporting").export_checkpoint(
+                arguments.checkpoint, arguments.export_dir, arguments.archive, given
             )
 
     command_line.run_stoppable(parser.prog, work)

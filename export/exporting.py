@@ -16,10 +16,7 @@ _SUFFIX = ".tar.gz"
 
 
 def export_checkpoint(
-    checkpoint: str,
-    export_dir: str,
-    archive: str | None = None,
-    given: dict[str, int] | None = None,
+    checkpoint: str, export_dir: str, archive: str | None, given: dict[str, int] | None
 ) -> None:
     """Exports a checkpoint's network and logs the paths of the written files.
 

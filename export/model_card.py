@@ -35,33 +35,26 @@ def class_list(names: list[str]) -> str:
 def model_card(saved_model: str) -> str:
     """Returns a Markdown page that describes a SavedModel's inputs, outputs, training settings and results."""
     description = weight_files.read_description(saved_model)
-    flags = description.get("flags") or {}
+    flags = description.get("flags", {})
     settings = "\n".join(
         f"    --{_escape_html(name)}={_escape_html(value)}" for name, value in sorted(flags.items())
     )
-    results = description.get("results") or {}
+    results = description.get("results", {})
     lines = [
         f"| {escape_markdown(name)} | {value:.4f} |"
         for name, value in sorted(results.items())
         if isinstance(value, float)
     ]
     if lines:
-        images = _evaluated_images(results)
-        lines = [images, "", "| metric | value |", "|---|---|", *lines]
+        lines = [_evaluated_images(results), "", "| metric | value |", "|---|---|", *lines]
     table = "\n".join(lines) or "None recorded."
     classes = description.get("class_names")
     data = (
-        " Trained on {dataset} ({train_split}).".format(
-            **{name: escape_markdown(value) for name, value in flags.items()}
-        )
+        f" Trained on {escape_markdown(flags['dataset'])} ({escape_markdown(flags['train_split'])})."
         if flags
         else ""
     )
-    steps = (
-        f" Training length: {description['step']:,} steps."
-        if description.get("step") is not None
-        else ""
-    )
+    steps = f" Training length: {description['step']:,} steps." if "step" in description else ""
     return f"""# {escape_markdown(description.get("network"))}, {_TRAINED[flags.get("train_mode", "pretrain")]}
 
 An image encoder from an implementation of SimCLR: *A Simple Framework for Contrastive Learning of Visual

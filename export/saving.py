@@ -223,14 +223,9 @@ def export_to_model_dir(
     root, keep = os.path.join(directory, "saved_model"), config.keep_hub_module_max
     step = checkpoint_files.step_from_prefix(checkpoint_path)
     with Lock(directory, name=EXPORT, wait=True) as lock:
-        names = (
-            [name.rstrip("/") for name in tf.io.gfile.listdir(root)]
-            if tf.io.gfile.exists(root)
-            else []
-        )
-        others = sorted(
-            int(name) for name in names if re.fullmatch("[0-9]+", name) and int(name) != step
-        )
+        names = tf.io.gfile.listdir(root) if tf.io.gfile.exists(root) else []
+        steps = {int(name.rstrip("/")) for name in names if re.fullmatch("[0-9]+/?", name)}
+        others = sorted(steps - {step})
         if config.mode == "eval" and 0 < keep <= sum(other > step for other in others):
             console.log(
                 f"step {step} is not exported, because {root} contains SavedModels of later steps "

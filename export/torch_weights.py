@@ -43,8 +43,9 @@ def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None)
     if "://" in out or stem == out or not os.path.basename(stem):
         raise UserError(f"--out={out}: not a valid file name. Use a local path FILE{suffix}.")
     code, card = os.path.join(os.path.dirname(out), _CODE.name), f"{stem}.md"
-    heads = {part: f"{stem}.{part}{suffix}" for part in ("projection_head", "linear_head")}
-    for path in (code, card, *heads.values(), out):
+    files = {part: f"{stem}.{part}{suffix}" for part in ("projection_head", "linear_head")}
+    files["encoder"] = out
+    for path in (code, card, *files.values()):
         check_writable_parent("--out", path, create_parents=True)
         if (
             path != code
@@ -90,7 +91,7 @@ def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None)
         }
         if tensors:
             texts = {**metadata, **(head_metadata if part == "linear_head" else {})}
-            contents[{**heads, "encoder": out}[part]] = safetensors_numpy.save(
+            contents[files[part]] = safetensors_numpy.save(
                 _add_missing(tensors), {name: str(value) for name, value in texts.items()}
             )
     signals.safe_point(storage.NOTHING_WRITTEN)

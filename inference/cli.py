@@ -17,8 +17,7 @@ _MAX_LISTED = 10  # maximum number of unreadable files to list
 
 
 def _embed(arguments: argparse.Namespace) -> None:
-    embedding = tensorflow_startup.load("inference.embedding")
-    written, unreadable = embedding.embed(
+    written, unreadable = tensorflow_startup.load("inference.embedding").embed(
         arguments.model,
         arguments.inputs,
         arguments.out,
@@ -53,8 +52,7 @@ def _predict(arguments: argparse.Namespace) -> None:
 
 
 def _gallery(arguments: argparse.Namespace) -> None:
-    gallery = tensorflow_startup.load("inference.gallery")
-    unreadable = gallery.write_gallery(
+    unreadable = tensorflow_startup.load("inference.gallery").write_gallery(
         arguments.model,
         arguments.inputs,
         arguments.out,

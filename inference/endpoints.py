@@ -73,7 +73,7 @@ def find_classes(inputs: list[str], names: dict[str, str]) -> dict[str, str]:
 
 
 def load_endpoint(
-    path: str, name: str, given: dict[str, int] | None = None
+    path: str, name: str, given: dict[str, int] | None
 ) -> tuple[Callable, inspection.CheckpointInfo]:
     """Loads the network at `path`, and returns a function that computes one of its endpoints.
 
@@ -169,15 +169,16 @@ def compute_endpoint(
 
         tasks = submit(batches[0])
         for batch, next_batch in zip(batches, [*batches[1:], []]):
-            loaded = dict(zip(batch, (task.result() for task in tasks)))
+            results = [task.result() for task in tasks]
             tasks = submit(next_batch)
-            for image, error in list(loaded.items()):
-                if isinstance(error, Exception):
-                    del loaded[image]
-                    is_corrupt = isinstance(error, tf.errors.OpError)
-                    unreadable[image] = (
-                        "truncated or corrupt" if is_corrupt else str(error).rstrip(".")
-                    )
+            loaded = {}
+            for image, result in zip(batch, results):
+                if isinstance(result, tf.errors.OpError):
+                    unreadable[image] = "truncated or corrupt"
+                elif isinstance(result, Exception):
+                    unreadable[image] = str(result).rstrip(".")
+                else:
+                    loaded[image] = result
             if loaded:
                 values = function(tf.stack(list(loaded.values()))).numpy()
                 yield list(loaded), values.reshape(len(loaded), -1), info

@@ -43,7 +43,7 @@ def predict(
 
 
 def write_predictions(
-    path: str, inputs: list[str], out: str, given: dict[str, int] | None = None
+    path: str, inputs: list[str], out: str, given: dict[str, int] | None
 ) -> tuple[int, dict[str, str]]:
     """Writes the probabilities of all classes. Only file names and two batches are held in memory.
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
-from concurrent import futures
 
 from PIL import Image
 
-from runtime.errors import UserError
 from sources import image_files
-
-_BATCH = 256  # number of files submitted to the thread pool at a time
 
 
 def load_thumbnail(path: str, side: int) -> Image.Image | None:
@@ -33,19 +29,13 @@ def load_thumbnail(path: str, side: int) -> Image.Image | None:
             return image
     except MemoryError:
         raise
-    except (image_files.UnusableImage, UserError):
-        return None
     except Exception:  # Pillow raises exceptions of many types for corrupt files.
         return None
 
 
 def load_thumbnails(paths: list[str], side: int) -> Iterator[Image.Image | None]:
-    """Yields the result of `load_thumbnail` for each path, in order. Uses several threads."""
-    with futures.ThreadPoolExecutor() as pool:
-        for begin in range(0, len(paths), _BATCH):
-            yield from pool.map(
-                lambda path: load_thumbnail(path, side), paths[begin : begin + _BATCH]
-            )
+    """Returns an iterator over the results of `load_thumbnail` for each path, in order. Uses several threads."""
+    return image_files.map_paths(lambda path: load_thumbnail(path, side), paths)
 
 
 def encode(image: Image.Image | None, quality: int = 80) -> str | None:

@@ -126,9 +126,8 @@ def _parquet_writer(path: str, name: str, columns: list[str] | None) -> Iterator
             strings = {
                 column: pyarrow.array(items, pyarrow.string()) for column, items in texts.items()
             }
-            table = pyarrow.table({**strings, name: lists})
-            if columns is not None:
-                table = table.replace_schema_metadata({"class_names": "\n".join(columns)})
+            metadata = {"class_names": "\n".join(columns)} if columns else None
+            table = pyarrow.table({**strings, name: lists}, metadata=metadata)
             if writer is None:
                 writer = stack.enter_context(parquet.ParquetWriter(path, table.schema))
             writer.write_table(table)

@@ -61,14 +61,14 @@ def set_up() -> None:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        stream = getattr(sys, name)
-        if stream is not None and stream is not getattr(sys, f"__{name}__"):
-            continue  # Other code, such as pytest's output capturing, has replaced the stream.
-        if stream is not None and isinstance(getattr(stream.buffer, "raw", None), _Console):
-            continue
+        stream, encoding = getattr(sys, name), "utf-8"
         if stream is not None:
+            if stream is not getattr(sys, f"__{name}__"):
+                continue  # Other code, such as pytest's output capturing, has replaced the stream.
+            if isinstance(getattr(stream.buffer, "raw", None), _Console):
+                continue
             stream.flush()
-        encoding = "utf-8" if stream is None else stream.encoding
+            encoding = stream.encoding
         console = io.TextIOWrapper(
             io.BufferedWriter(_Console(descriptor, "wb", closefd=False)),
             encoding,
@@ -99,7 +99,6 @@ def format_duration(seconds: float) -> str:
 def format_table(title: str, rows: Sequence[tuple[str, object] | None]) -> str:
     """Formats a two-column table. Each row is a (name, value) pair, or None for a horizontal rule."""
     width = max(len(row[0]) for row in rows if row)
-    length = max(len(title), max(width + 2 + len(str(row[1])) for row in rows if row))
-    rule = "-" * length
-    lines = [rule if row is None else f"{row[0]:<{width}}  {row[1]}" for row in rows]
-    return "\n".join([rule, title, rule, *lines, rule])
+    lines = [row and f"{row[0]:<{width}}  {row[1]}" for row in rows]
+    rule = "-" * max(map(len, [title, *filter(None, lines)]))
+    return "\n".join([rule, title, rule, *(line or rule for line in lines), rule])

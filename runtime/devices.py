@@ -14,7 +14,8 @@ from runtime.errors import UserError, first_line
 from runtime.pipelines import PARALLEL_CALLS
 
 _TPU_PORT, _TPU_SECONDS = 8470, 30
-_BFLOAT16_CAPABILITY = _TF32_CAPABILITY = (8, 0)  # compute capability of NVIDIA's Ampere GPUs
+# Compute capability of NVIDIA's Ampere GPUs, the first that support bfloat16 and TF32.
+_AMPERE = (8, 0)
 
 
 def make_strategy(
@@ -93,18 +94,23 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port or _TPU_PORT)), timeout=_TPU_SECONDS).close()
 
 
+def _gpu_details() -> list[dict]:
+    """Returns TensorFlow's details of each GPU, which may contain `device_name` and `compute_capability`."""
+    gpus = tf.config.list_physical_devices("GPU")
+    return [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+
+
 def describe(strategy: tf.distribute.Strategy) -> str:
     """Returns a description of the devices that `strategy` uses, for the log."""
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return f"TPU, {strategy.num_replicas_in_sync} cores"
-    gpus = tf.config.list_physical_devices("GPU")
-    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    details = _gpu_details()
     names = collections.Counter(values.get("device_name", "GPU") for values in details)
     device = ", ".join(f"{count} x {name}" for name, count in names.items())
-    if any(values.get("compute_capability", (0, 0)) >= _TF32_CAPABILITY for values in details):
+    if any(values.get("compute_capability", (0, 0)) >= _AMPERE for values in details):
         is_enabled = tf.config.experimental.tensor_float_32_execution_enabled()
         device += f"; TF32 {'on' if is_enabled else 'off'}"
-    if not gpus:
+    if not details:
         device = f"CPU, {PARALLEL_CALLS} cores; no GPU found"
         if sys.platform == "linux":
             device += f" (for NVIDIA GPUs: pip install 'tensorflow[and-cuda]=={tf.__version__}')"
@@ -125,9 +131,8 @@ def check_precision(precision: str, use_tpu: bool) -> None:
     """Raises `UserError` if a GPU does not support `precision`."""
     if precision != "mixed_bfloat16" or use_tpu:
         return
-    for gpu in tf.config.list_physical_devices("GPU"):
-        details = tf.config.experimental.get_device_details(gpu)
-        if details.get("compute_capability", _BFLOAT16_CAPABILITY) < _BFLOAT16_CAPABILITY:
+    for details in _gpu_details():
+        if details.get("compute_capability", _AMPERE) < _AMPERE:
             raise UserError(
                 f"--precision=mixed_bfloat16: {details.get('device_name', 'a GPU')} does not "
                 "support bfloat16 (compute capability below 8.0). Use mixed_float16 or float32."

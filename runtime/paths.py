@@ -14,9 +14,7 @@ from runtime.errors import UserError
 
 def slug(text: str) -> str:
     """Converts text to a file name by replacing all characters except letters, digits, "-" and "." with "_"."""
-    return "".join(
-        character if character.isalnum() or character in "-." else "_" for character in text
-    )
+    return re.sub(r"[^\w.-]", "_", text)
 
 
 def hashed_name(name: str, values: Mapping[str, object]) -> str:
@@ -31,7 +29,7 @@ def hashed_name(name: str, values: Mapping[str, object]) -> str:
 def without_directories(path: str) -> str:
     """Returns "folder:" and the last component of folder:PATH, and any other text unchanged."""
     prefix, separator, path = path.partition("folder:")
-    return prefix + separator + (os.path.basename(path.rstrip("/")) if separator else path)
+    return prefix + separator + os.path.basename(path.rstrip("/"))
 
 
 _PATTERN_CHARACTERS = "*?[\\"

@@ -32,7 +32,7 @@ class Progress:
         """Creates the display at step `start` of `total` steps. Each step processes `batch_size` images."""
         self._total, self._batch_size = total, batch_size
         self._step, self._timed_steps, self._seconds = start, 0, 0.0
-        self._shows_lines, self._last_line = enabled and not sys.stdout.isatty(), time.monotonic()
+        self._shows_lines, self._since_line = enabled and not sys.stdout.isatty(), stopwatch()
         self._bar = _bar(
             total=total, initial=start, unit="step", disable=not enabled or self._shows_lines
         )
@@ -59,12 +59,12 @@ class Progress:
             self._seconds += seconds
         self._bar.set_postfix({name: f"{value:.3g}" for name, value in metrics.items()}, False)
         self._bar.update(new_steps)
-        is_due = time.monotonic() - self._last_line >= _LINE_SECONDS or step == self._total
+        is_due = self._since_line() >= _LINE_SECONDS or step == self._total
         if self._shows_lines and is_due:
-            self._last_line = time.monotonic()
+            self._since_line = stopwatch()
             rate = self.images_per_second
-            seconds_left = (self._total - step) * self._batch_size / rate if rate else None
-            time_left = "?" if seconds_left is None else console.format_duration(seconds_left)
+            images_left = (self._total - step) * self._batch_size
+            time_left = console.format_duration(images_left / rate) if rate else "?"
             values = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
             console.log(
                 f"step {step}/{self._total}  {step / self._total:.0%}  {time_left} left "
@@ -90,7 +90,7 @@ def terminal_bar(
     return _bar(
         iterable,
         total=total,
-        desc=console.printable_name(description or "") or None,
+        desc=console.printable_name(description),
         leave=False,
         disable=not sys.stdout.isatty(),
     )

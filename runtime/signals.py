@@ -61,12 +61,11 @@ class StopSignals:
         signal_reader, self._signal_writer = socket.socketpair()
         self._signal_writer.setblocking(False)
         self._old_fd = signal.set_wakeup_fd(self._signal_writer.fileno(), warn_on_full_buffer=False)
-        handled = [
-            signum
+        self._old = {
+            signum: signal.signal(signum, self._handle)
             for signum in SIGNALS
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN
-        ]
-        self._old = {signum: signal.signal(signum, self._handle) for signum in handled}
+        }
         threading.Thread(target=self._watch, args=(signal_reader,), daemon=True).start()
         return self
 
@@ -86,12 +85,11 @@ class StopSignals:
         finally:
             self._interruptible = False
 
-    def stop(self, saved: str = _KEPT) -> NoReturn:
+    def stop(self, saved: str) -> NoReturn:
         """Raises `Stopped`. The error message contains `saved`, a description of what was saved."""
-        raise Stopped(self._message(saved))
-
-    def _message(self, saved: str = _KEPT) -> str:
-        return f"stopped by {self._name or 'another worker'}: {saved}"
+        stopped = Stopped(f"stopped by {self._name or 'another worker'}: {saved}")
+        stopped.abandons_threads = self._interruptible
+        raise stopped
 
     def _handle(self, signum: int, _: object) -> None:
         """Records a signal. Python calls this handler in the main thread, possibly only after native code returns."""
@@ -99,9 +97,7 @@ class StopSignals:
         for process in tuple(self.child_processes):
             process.send_signal(signum)
         if self._interruptible:
-            stopped = Stopped(self._message())
-            stopped.abandons_threads = True
-            raise stopped
+            self.stop(_KEPT)
 
     def _watch(self, signal_reader: socket.socket) -> None:
         """Acknowledges the first signal and exits on the second. Runs in a separate thread to react immediately."""

@@ -126,11 +126,14 @@ def _sync(path: str | os.PathLike) -> None:
 def scratch_beside(path: str, label: str = "") -> Iterator[str]:
     """Yields a temporary directory next to a local path, from which files can be renamed to it.
 
-    The name of the directory starts with `TEMP_PREFIX` and `label`.
+    The name of the directory starts with `TEMP_PREFIX` and `label`. If it cannot be deleted, it is
+    left to `remove_scratch`, so that the first error is reported.
     """
     directory = os.path.dirname(os.path.abspath(path))
     os.makedirs(directory, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=TEMP_PREFIX + label, dir=directory) as scratch:
+    with tempfile.TemporaryDirectory(
+        prefix=TEMP_PREFIX + label, dir=directory, ignore_cleanup_errors=True
+    ) as scratch:
         yield scratch
 
 

@@ -54,12 +54,12 @@ def use_slurm_cluster() -> None:
             f" ({first_line(error)}). Start the program with srun, or set TF_CONFIG instead."
         ) from error
     tf_config = json.dumps({"cluster": {"worker": workers}, "task": task}) if num_tasks > 1 else ""
-    if os.environ.get("TF_CONFIG", "") not in ("", tf_config):
+    previous = os.environ.get("TF_CONFIG", "")
+    if previous not in ("", tf_config):
         raise UserError(
             "--cluster=slurm: TF_CONFIG is also set. Unset TF_CONFIG, or remove the flag."
         )
-    if num_tasks > 1 and not os.environ.get("TF_CONFIG"):
-        # Otherwise, this function was called before.
+    if previous != tf_config:  # Otherwise, there is one task, or this function was called before.
         _share_gpus(
             local_task,
             sum(worker.rpartition(":")[0] == address.rpartition(":")[0] for worker in workers),

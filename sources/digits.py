@@ -35,7 +35,5 @@ def digits_source() -> IndexedSource:
         np.arange(len(images)), test_size=0.2, stratify=digits.target, random_state=0
     )
     labels = digits.target.astype(np.int64)
-    splits = {
-        name: (images[rows], labels[rows]) for name, rows in (("train", train), ("test", test))
-    }
+    splits = {"train": (images[train], labels[train]), "test": (images[test], labels[test])}
     return IndexedSource("digits", splits, [str(digit) for digit in range(10)], tf.identity)

@@ -82,7 +82,7 @@ class FolderSource(IndexedSource):
     def labeled_paths(self, split: str = "all") -> tuple[list[str], np.ndarray]:
         """Returns the paths and labels (int64 [n]) of the images in a split. Excluded files are omitted."""
         _, paths, labels = self._select(split)
-        return [str(path) for path in paths], labels
+        return paths.tolist(), labels
 
     def exclude(self, paths: Iterable[str]) -> None:
         """Excludes files from all splits. The keys and percent slices of the remaining images do not change."""
@@ -100,22 +100,22 @@ class FolderSource(IndexedSource):
     def _rows(self, split: str) -> Iterable[tuple[str, slice]]:
         """Yields (split name, row slice) for each term of `split`. Raises ValueError if a term is invalid."""
         for term in self.split_names if split == "all" else split.split("+"):
-            name = term.strip()
-            begin = end = None
-            if name not in self._splits:
-                import tensorflow_datasets as tfds  # Imported here because the import is slow.
+            if (name := term.strip()) in self._splits:
+                yield name, slice(None)
+                continue
+            import tensorflow_datasets as tfds  # Imported here because the import is slow.
 
-                spec = tfds.core.ReadInstruction.from_spec(name)
-                name, begin, end = spec.split_name, spec.from_, spec.to
-                if name not in self._splits or spec.unit == "shard":
-                    raise ValueError(
-                        f"{term} is not a valid slice of a split. Specify its bounds as numbers of"
-                        " images or as percentages"
-                    )
-                begin, end = (
-                    self._row(name, boundary, spec.unit == "%") for boundary in (begin, end)
+            spec = tfds.core.ReadInstruction.from_spec(name)
+            if spec.split_name not in self._splits or spec.unit == "shard":
+                raise ValueError(
+                    f"{term} is not a valid slice of a split. Specify its bounds as numbers of"
+                    " images or as percentages"
                 )
-            yield name, slice(begin, end)
+            rows = (
+                self._row(spec.split_name, boundary, spec.unit == "%")
+                for boundary in (spec.from_, spec.to)
+            )
+            yield spec.split_name, slice(*rows)
 
     def _row(self, split: str, boundary: int | None, is_percent: bool) -> int | None:
         """Returns the row index for `boundary`: a number of images or a percentage, negative to count from the end."""
@@ -189,13 +189,14 @@ def folder_source(path: str) -> FolderSource:
             f"{flag}: the directory cannot be read ({error.strerror}). Fix the cause, or use"
             " another directory."
         ) from error
-    if not any(images for images, _ in scans.values()):
+    found = {name for images, _ in scans.values() for name, _ in images}
+    if not found:
         raise UserError(
             f"{flag}: the directory has no images ({', '.join(image_files.IMAGE_SUFFIXES)}). Check"
             " the path."
         )
-    names = sorted({name for images, _ in scans.values() for name, _ in images if name is not None})
-    if names and any(name is None for images, _ in scans.values() for name, _ in images):
+    names = sorted(filter(None, found))
+    if names and None in found:
         raise UserError(
             f"{flag}: one split has class folders and another has none. Use the same layout in all"
             " splits."
@@ -217,13 +218,14 @@ def folder_source(path: str) -> FolderSource:
     if names and empty:
         console.log(f"ignored class folders without images: {console.join_first(empty)}")
     runs = [
-        name
+        child.name
         for folder in dict.fromkeys([root, *split_roots.values()])
-        for name in _run_directories(folder)
+        for child in sorted(folder.iterdir())
+        if image_files.is_run_directory(child)
     ]
     if runs:
         console.log(f"ignored run directories: {console.join_first(runs)}")
-    others = image_files.count_other_files(str(root))
+    others = image_files.count_other_files(root)
     if others:
         heif = (
             ""
@@ -235,15 +237,6 @@ def folder_source(path: str) -> FolderSource:
     for line in source.describe_missing_classes():
         console.log(line)
     return source
-
-
-def _run_directories(folder: pathlib.Path) -> list[str]:
-    """Returns the names of a folder's sub-folders that are run directories."""
-    return [
-        child.name
-        for child in sorted(folder.iterdir())
-        if child.is_dir() and image_files.is_run_directory(child)
-    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,15 +261,15 @@ def _list_folder(folder: pathlib.Path) -> _Listing:
         for child in children
         if child.is_dir() and not image_files.is_ignored(folder, child.name)
     ]
-    has_images = [next(image_files.iterate_images(child), None) is not None for child in folders]
+    nonempty = [child for child in folders if any(image_files.iterate_images(child))]
     return _Listing(
         [
             str(child)
             for child in children
             if image_files.is_image_name(child.name) and not child.is_dir()
         ],
-        [child for child, nonempty in zip(folders, has_images) if nonempty],
-        [child.name for child, nonempty in zip(folders, has_images) if not nonempty],
+        nonempty,
+        sorted(child.name for child in set(folders).difference(nonempty)),
     )
 
 
@@ -286,7 +279,7 @@ def _split_folders(root: pathlib.Path, listing: _Listing, flag: str) -> dict[str
     Raises `UserError` if the layout is ambiguous.
     """
     split_folders = [folder for folder in listing.folders if _split_of(folder)]
-    others = [folder.name for folder in listing.folders if folder not in split_folders]
+    others = [folder.name for folder in listing.folders if not _split_of(folder)]
     names = console.join_first([folder.name for folder in split_folders])
     if not split_folders:
         return {"train": root}

@@ -10,8 +10,9 @@ import os
 import pathlib
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent import futures
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -25,6 +26,7 @@ with contextlib.suppress(ImportError):
 
     pillow_heif.register_heif_opener()
 
+_T = TypeVar("_T")
 Image.init()
 # Larger images, or frames of animations, are not decoded: decoding requires up to 25 bytes per pixel.
 MAX_PIXELS = 100_000_000
@@ -120,15 +122,15 @@ def iterate_images(folder: str | os.PathLike[str]) -> Iterator[str]:
         yield from (os.path.join(directory, name) for name in names if is_image_name(name))
 
 
-def count_other_files(folder: str) -> dict[str, int]:
+def count_other_files(folder: str | os.PathLike[str]) -> dict[str, int]:
     """Counts the files under a folder that are neither images nor hidden. Returns a dict mapping suffixes to counts.
 
     Searches the same directories as `iterate_images`. Raises `UserError` if a directory cannot be
     read.
     """
-    names = (name for _, names in _walk(folder) for name in names)
     counts = collections.Counter(
         os.path.splitext(name)[1].lower() or "no suffix"
+        for _, names in _walk(folder)
         for name in names
         if not (is_image_name(name) or name.startswith("."))
     )
@@ -294,21 +296,17 @@ def why_unusable(path: str) -> str | None:
 
 def find_unusable(paths: list[str]) -> dict[str, str]:
     """Decodes all files and returns a dict that maps the path of each unusable file to the reason."""
-    pool = futures.ThreadPoolExecutor()
+    # After a signal, `closing` cancels the queued calls.
+    with contextlib.closing(map_paths(why_unusable, paths)) as reasons:
+        checks = progress.track(zip(paths, reasons), len(paths), "checking images")
+        return {path: reason for path, reason in checks if reason}
 
-    def reasons():
+
+def map_paths(function: Callable[[str], _T], paths: list[str]) -> Generator[_T, None, None]:
+    """Yields the results of a function for each path, in order. Uses several threads."""
+    with futures.ThreadPoolExecutor() as pool:
         for start in range(0, len(paths), _BATCH):
-            batch = paths[start : start + _BATCH]
-            yield from zip(batch, pool.map(why_unusable, batch))
-
-    try:
-        return {
-            path: reason
-            for path, reason in progress.track(reasons(), len(paths), "checking images")
-            if reason
-        }
-    finally:
-        pool.shutdown(cancel_futures=True)  # After a signal, do not read the queued files.
+            yield from pool.map(function, paths[start : start + _BATCH])
 
 
 def _file_size(path: str) -> int:
@@ -337,8 +335,8 @@ def _count_pixels(file: io.BufferedReader | tf.io.gfile.GFile) -> int:
     Raises:
       UnusableImage: the file is corrupt, or is not an image in a supported format.
     """
+    header = file.read(32)
     try:
-        header = file.read(32)
         if header[8:16] == b"WEBPVP8X":  # Pillow allocates the canvas when it opens the file.
             return (int.from_bytes(header[24:27], "little") + 1) * (
                 int.from_bytes(header[27:30], "little") + 1
@@ -353,8 +351,6 @@ def _count_pixels(file: io.BufferedReader | tf.io.gfile.GFile) -> int:
     except Exception as error:  # Pillow raises exceptions of many types for corrupt headers.
         if isinstance(error, tf.errors.OpError) or getattr(error, "errno", None):
             raise
-        file.seek(0)
-        header = file.read(32)
         if any(accepts and accepts(header) is True for _, accepts in map(Image.OPEN.get, _FORMATS)):
             raise UnusableImage("truncated or corrupt") from error
         raise UnusableImage(

@@ -75,7 +75,7 @@ class IndexedSource(Source):
                 instruction.from_ : instruction.to
             ]
             # Makes keys unique across splits.
-            offset = sorted(self._splits).index(instruction.splitname) << 40
+            offset = self.split_names.index(instruction.splitname) << 40
             slices.append((rows + offset, items[rows], labels[rows]))
         return [np.concatenate(column) for column in zip(*slices)]
 

@@ -110,12 +110,10 @@ class Source(abc.ABC):
         """
         if self.num_classes is None:
             return False
-        labels = (
-            self.records(part).take(_SAMPLED_LABELS).map(lambda key, item, label: label)
-            for part in split.split("+")
-        )
         return any(
-            np.any(label >= 0) for dataset in labels for label in dataset.as_numpy_iterator()
+            np.any(label >= 0)
+            for part in split.split("+")
+            for _, _, label in self.records(part).take(_SAMPLED_LABELS).as_numpy_iterator()
         )
 
     def no_label(self) -> tf.Tensor:

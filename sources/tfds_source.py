@@ -39,17 +39,16 @@ class TfdsSource(Source):
         import tensorflow_datasets as tfds  # Imported here because the import is slow.
 
         self.name = name
-        self._builder = _tfds_builder(tfds, name, data_dir)
-        info = self._builder.info
+        self._info = info = _tfds_builder(tfds, name, data_dir).info
         if str(info.file_format.value) != "tfrecord":
             raise UserError(
                 f"--dataset={name}: the data is stored as {info.file_format.value}, which is not "
                 "supported. Prepare it in the tfrecord format."
             )
         self._image, label = self._find_image_and_label(tfds, info)
-        label_lists = {} if label else self._find_label_lists(tfds, info)
-        self._label, self._easy_label = label or label_lists.get("all"), label_lists.get("easy")
-        self.multi_label = bool(label_lists)
+        labels = [label] if label else self._find_label_lists(tfds, info)
+        self._label, self._easy_label, *_ = *labels, None, None
+        self.multi_label = bool(labels) and not label
         features_read = {
             feature: True for feature in (self._image, self._label, self._easy_label) if feature
         }
@@ -58,36 +57,31 @@ class TfdsSource(Source):
         self._checked = set()  # Record files that passed `check_files`.
         # Maps splits to the sorted keys of the examples chosen by `restrict`.
         self._restricted = {}
-        classes = info.features[self._label] if self._label else None
-        self.class_names = (
-            list((classes.feature if label_lists else classes).names) if classes else None
-        )
+        self.class_names = None
+        if self._label:
+            classes = info.features[self._label]
+            self.class_names = list((classes.feature if self.multi_label else classes).names)
 
     @staticmethod
-    def _find_label_lists(tfds: Any, info: Any) -> dict[str, str]:
-        """Returns a dict with the names of the features that list the classes of all objects and of easy objects.
+    def _find_label_lists(tfds: Any, info: Any) -> list[str]:
+        """Returns the names of the features that list the classes of all objects and of easy objects.
 
-        PASCAL VOC has these features. For data sets without them, the dict is empty.
+        PASCAL VOC has both features. The second may be missing. Without the first, the list is empty.
         """
-        names = {"all": "labels", "easy": "labels_no_difficult"}
-        features = dict(info.features.items())
-        label_lists = {
-            objects: name
-            for objects, name in names.items()
+        features = dict(info.features)
+        names = [
+            name
+            for name in ("labels", "labels_no_difficult")
             if isinstance(features.get(name), tfds.features.Sequence)
             and isinstance(features[name].feature, tfds.features.ClassLabel)
-        }
-        return label_lists if "all" in label_lists else {}
+        ]
+        return names if "labels" in names else []
 
     def _find_image_and_label(self, tfds: Any, info: Any) -> tuple[str, str | None]:
         """Returns the names of the image feature and the label feature. Without class labels, the second is None."""
-        names = (
-            info.supervised_keys
-            if info.supervised_keys and len(info.supervised_keys) == 2
-            else ("image", "label")
-        )
-        image, label = names
-        features = dict(info.features.items())
+        keys: Any = info.supervised_keys or ()
+        image, label = keys if len(keys) == 2 else ("image", "label")
+        features = dict(info.features)
         if not isinstance(features.get(image), tfds.features.Image):
             raise UserError(
                 f"--dataset={self.name}: the data set has no image feature, only"
@@ -98,11 +92,11 @@ class TfdsSource(Source):
     @property
     def split_names(self) -> list[str]:
         """Sorted names of the splits, without slices."""
-        return sorted(self._builder.info.splits)
+        return sorted(self._info.splits)
 
     def describe_data(self) -> dict:
         """See `Source`. The dict also contains the version and the config of the data set."""
-        info = self._builder.info
+        info = self._info
         return dict(
             name=info.name,
             version=str(info.version),
@@ -113,10 +107,10 @@ class TfdsSource(Source):
     def check_files(self, split: str) -> None:
         """See `Source`. Truncated files are detected only when they are read (see `_read_file`)."""
         paths = {
-            file.filename for file in self._builder.info.splits[split].file_instructions
+            file.filename for file in self._info.splits[split].file_instructions
         } - self._checked
         with futures.ThreadPoolExecutor(16) as pool:  # Remote storage has high latency.
-            problems = [problem for problem in pool.map(_file_problem, sorted(paths)) if problem]
+            problems = list(filter(None, pool.map(_file_problem, sorted(paths))))
         if problems:
             raise UserError(
                 f"--dataset={self.name}: {problems[0]} ({len(problems)} of {len(paths)} files of "
@@ -124,19 +118,12 @@ class TfdsSource(Source):
             )
         self._checked |= paths
 
-    def _files(self, split: str, shards: int, shard: int) -> list[Any]:
-        """Returns a shard's file instructions, or all file instructions if there are fewer files than shards."""
-        files = self._builder.info.splits[split].file_instructions
-        return files[shard::shards] if len(files) >= shards else files
-
     def num_examples(self, split: str, shards: int = 1, shard: int = 0) -> int:
-        """See `Source`."""
-        if split in self._restricted:
-            return len(range(shard, len(self._restricted[split]), shards))
-        files = self._files(split, shards, shard)
-        if len(self._builder.info.splits[split].file_instructions) >= shards:
-            return sum(map(_count_records, files))
-        total = self._builder.info.splits[split].num_examples
+        """See `Source`. A shard consists of whole files if there are enough (see `references`)."""
+        info, chosen = self._info.splits[split], self._restricted.get(split)
+        if chosen is None and len(info.file_instructions) >= shards:
+            return sum(map(_count_records, info.file_instructions[shard::shards]))
+        total = info.num_examples if chosen is None else len(chosen)
         return len(range(shard, total, shards))
 
     def overlap(self, split: str, other: str) -> int:
@@ -144,7 +131,7 @@ class TfdsSource(Source):
         first, second = (
             [
                 (file.filename, file.skip, file.skip + _count_records(file))
-                for file in self._files(name, 1, 0)
+                for file in self._info.splits[name].file_instructions
             ]
             for name in (split, other)
         )
@@ -164,9 +151,10 @@ class TfdsSource(Source):
         buffer_mb: int = 1024,
     ) -> tf.data.Dataset:
         """See `Source`. Interleaves the files in a seeded random order, then shuffles records in a buffer."""
-        sparse = self.is_sparse(split)
-        files = self._files(split, 1 if sparse else shards, 0 if sparse else shard)
-        shard_by_record = sparse or len(self._builder.info.splits[split].file_instructions) < shards
+        files, chosen = self._info.splits[split].file_instructions, self._restricted.get(split)
+        shard_by_record = chosen is not None or len(files) < shards
+        if not shard_by_record:
+            files = files[shard::shards]
         file_slices = tf.data.Dataset.from_tensor_slices(
             (
                 [file.filename for file in files],
@@ -185,9 +173,8 @@ class TfdsSource(Source):
             deterministic=True,
             num_parallel_calls=min(cycle_length, PARALLEL_CALLS),
         )
-        if sparse:
-            keys = tf.constant(self._restricted[split])
-            last = len(self._restricted[split]) - 1
+        if chosen is not None:
+            keys, last = tf.constant(chosen), len(chosen) - 1
             records = records.filter(
                 lambda key, _: keys[tf.minimum(tf.searchsorted(keys, [key])[0], last)] == key
             )
@@ -206,17 +193,13 @@ class TfdsSource(Source):
                 " this flag does not support. Remove the flag."
             )
         batches = with_prefetching(
-            self.references(split).map(self._key_and_label, PARALLEL_CALLS).batch(1024)
+            self.records(split).map(lambda key, item, label: (key, label)).batch(1024)
         )
         batches = progress.track(batches.as_numpy_iterator(), None, f"labels of {split}")
         keys, labels = (np.concatenate(column) for column in zip(*batches))
         order = np.argsort(keys)  # The choice must not depend on the reading order.
         chosen = keys[order][label_subsets.choose_labeled(labels[order], split, fraction, seed)]
         self._restricted = {**self._restricted, split: chosen}
-
-    def _key_and_label(self, key: tf.Tensor, serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        key, _, label = self._parse(key, serialized)
-        return key, label
 
     def is_sparse(self, split: str) -> bool:
         """See `Source`. A restricted split is sparse, because record files do not support random access."""
@@ -226,12 +209,8 @@ class TfdsSource(Source):
         self, split: str, buffer_mb: int, shards: int = 1, shard: int = 0
     ) -> int:
         """Returns the number of average-sized examples that fit into `buffer_mb` MB, at most the size of the shard."""
-        splits = [self._builder.info.splits[name] for name in self.split_names]
-        mean_bytes = max(
-            sum(info.num_bytes for info in splits)
-            / max(sum(info.num_examples for info in splits), 1),
-            1,
-        )
+        info = self._info
+        mean_bytes = max(info.dataset_size / max(info.splits.total_num_examples, 1), 1)
         return max(
             min(self.num_examples(split, shards, shard), int(buffer_mb * _MB / mean_bytes)), 1
         )
@@ -248,7 +227,7 @@ class TfdsSource(Source):
         return key, example[self._image], self._label_of(example)
 
     def _label_of(self, example: dict[str, tf.Tensor]) -> tf.Tensor:
-        if not self.multi_label and not self._label:
+        if not self._label:
             return self.no_label()
         if not self.multi_label:
             label = tf.cast(example[self._label], tf.int64)

@@ -23,6 +23,7 @@ import tf_keras as keras  # noqa: E402
 
 import resnet  # noqa: E402
 from checkpoints import architecture, training_log  # noqa: E402
+from runtime import console  # noqa: E402
 
 # By default, Hypothesis tries the same examples in every run. With `--hypothesis-profile=soak`, it
 # tries more examples and chooses them at random.
@@ -55,6 +56,28 @@ def default_sighup():
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
+def fails(capsys):
+    """Returns a function that checks the status and the one-line message of a command that fails."""
+
+    def check(words, command, *arguments, status=2):
+        with pytest.raises(SystemExit) as error:
+            command(*arguments)
+        message = capsys.readouterr().err
+        assert error.value.code == status and words in message
+        assert message.count("\n") == 1 and "\x1b" not in message
+
+    return check
+
+
+@pytest.fixture
+def logged(monkeypatch):
+    """Returns a list of all logged lines."""
+    lines = []
+    monkeypatch.setattr(console, "log", lines.append)
+    return lines
 
 
 @pytest.fixture

@@ -122,10 +122,3 @@ def test_get_config_restores_all_arguments():
         "gamma",
         "beta",
     ]
-
-
-def test_slot_name_matches_the_original():
-    variable = tf.Variable([1.0])
-    optimizer = LARSOptimizer(0.1)
-    optimizer.apply_gradients([(tf.constant([1.0]), variable)])
-    assert optimizer.get_slot_names() == ["Momentum"]

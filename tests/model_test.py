@@ -14,7 +14,7 @@ import resnet
 import simclr
 from checkpoints import restoring
 from config import Config
-from support import golden
+from support import SMALL, golden
 from train import TrainStep
 
 SCHEDULE = golden.load("schedule")
@@ -236,9 +236,7 @@ def test_every_weight_of_each_architecture_variant_has_a_gradient(settings):
 
 @pytest.mark.parametrize("mode, layers", [("none", 0), ("linear", 1), ("nonlinear", 2)])
 def test_projection_heads_have_the_right_layers_and_outputs(mode, layers):
-    config = Config(
-        resnet_depth=10, image_size=8, proj_head_mode=mode, num_proj_layers=2, proj_out_dim=16
-    )
+    config = Config(**SMALL, proj_head_mode=mode)
     model = model_lib.build_model(config, 4)
     outputs = model(tf.random.uniform([4, 8, 8, 3]), training=True)
     assert model.num_proj_layers == layers
@@ -248,14 +246,7 @@ def test_projection_heads_have_the_right_layers_and_outputs(mode, layers):
 
 def test_ft_proj_selector_selects_the_classifier_input():
     for selector, width in ((0, 512), (1, 512), (-1, 16), (2, 16), (-3, 512)):
-        config = Config(
-            resnet_depth=10,
-            image_size=8,
-            num_proj_layers=2,
-            proj_out_dim=16,
-            ft_proj_selector=selector,
-        )
-        model = model_lib.build_model(config, 4)
+        model = model_lib.build_model(Config(**SMALL, ft_proj_selector=selector), 4)
         assert model.supervised_head.linear_layer.dense.kernel.shape[0] == width
         outputs = model(tf.random.uniform([2, 8, 8, 3]), training=False)
         if selector == 0 or width == 16:
@@ -264,7 +255,7 @@ def test_ft_proj_selector_selects_the_classifier_input():
 
 
 def test_gradients_of_the_linear_head_do_not_reach_the_encoder():
-    model = model_lib.build_model(Config(resnet_depth=10, image_size=8), 4)
+    model = model_lib.build_model(Config(**SMALL), 4)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(tf.random.uniform([2, 8, 8, 3]), training=True)["logits_sup"])
     reached = [
@@ -336,7 +327,7 @@ def test_moving_statistics_do_not_depend_on_the_number_of_replicas(two_replicas)
 
 
 def test_loss_includes_the_weight_decay_that_the_optimizer_does_not_apply():
-    model = model_lib.build_model(Config(resnet_depth=10, image_size=8), 4)
+    model = model_lib.build_model(Config(**SMALL), 4)
     kernel = model.supervised_head.linear_layer.dense.kernel
     expected = 0.25 * np.sum(np.square(kernel))
     np.testing.assert_allclose(model_lib.add_weight_decay(model, 0.5, "lars"), expected, rtol=1e-5)
@@ -357,9 +348,7 @@ def test_loss_includes_the_weight_decay_that_the_optimizer_does_not_apply():
 
 @pytest.mark.parametrize("optimizer", ["lars", "momentum"])
 def test_flags_set_momentum_and_batch_norm_decay(optimizer):
-    config = Config(
-        resnet_depth=10, image_size=8, optimizer=optimizer, momentum=0.5, batch_norm_decay=0.25
-    )
+    config = Config(**SMALL, optimizer=optimizer, momentum=0.5, batch_norm_decay=0.25)
     model = model_lib.build_model(config, 4)
     assert model_lib.build_optimizer(config, 0.1, model).get_config()["momentum"] == 0.5
     decays = [layer.momentum for layer in model.submodules if isinstance(layer, resnet.BatchNorm)]
@@ -367,7 +356,7 @@ def test_flags_set_momentum_and_batch_norm_decay(optimizer):
 
 
 def test_lars_excludes_vectors_and_the_linear_head_from_weight_decay():
-    model = model_lib.build_model(Config(resnet_depth=10, image_size=8), 4)
+    model = model_lib.build_model(Config(**SMALL), 4)
     optimizer = model_lib.build_optimizer(Config(), 0.1, model)
     excluded = {
         v.ref() for v in model.trainable_variables if optimizer.exclude_from_weight_decay(v)

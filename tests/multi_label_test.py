@@ -15,7 +15,7 @@ from config import Config
 from probing import logistic_regression
 from runtime.errors import UserError
 from sources import datasets
-from support import runs
+from support import SMALL, runs
 from transfer import cli, measures
 
 CLASSES = ("red", "green", "blue")
@@ -158,11 +158,10 @@ def test_mean_average_precision_ignores_unknown_labels_and_absent_classes():
 def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, monkeypatch, capsys):
     # This test must run before the tests with `tiny_resnet`, whose architecture cannot be inferred
     # from checkpoints.
-    settings = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
-    path = tf.train.Checkpoint(model=model_lib.build_model(Config(**settings), 3)).write(
+    path = tf.train.Checkpoint(model=model_lib.build_model(Config(**SMALL), 3)).write(
         str(tmp_path / "ckpt-1")
     )
-    (tmp_path / "flags.json").write_text(json.dumps(settings))
+    (tmp_path / "flags.json").write_text(json.dumps(SMALL))
     monkeypatch.setattr(logistic_regression, "PATH_ITERATIONS", 30)
     command = [
         "linear",

@@ -12,25 +12,11 @@ import objective
 from checkpoints import restoring
 from runtime import replicas
 from support import replica_worker
+from support.replica_worker import assert_equal
 
 ONE = tf.distribute.get_strategy()
 BLUR = {"use_blur": True, "image_size": 20}  # With fewer than 20 pixels, blur has no effect.
 PLAIN, LOCAL = {"use_blur": False}, {"use_blur": False, "global_bn": False}
-
-
-def assert_equal(results, expected, rtol=1e-9):
-    """Asserts that arrays match within the larger of 1e-12 and `rtol` times their largest absolute value."""
-    assert set(results) == set(expected)
-    for name, value in expected.items():
-        # Only logged scalars have the type float32.
-        tolerance = 2e-7 if np.asarray(value).dtype == np.float32 else rtol
-        np.testing.assert_allclose(
-            results[name],
-            value,
-            rtol=0,
-            atol=max(tolerance * np.abs(value).max(), 1e-12),
-            err_msg=name,
-        )
 
 
 def assert_different(results, expected, words):

@@ -11,7 +11,6 @@ import evaluate
 import train
 from checkpoints import checkpoint_files, computed_from, run_directory, weight_files
 from config import Config
-from runtime import console
 from runtime.errors import UserError
 from sources import datasets
 from sources.tfds_source import TfdsSource
@@ -20,14 +19,6 @@ from support.images import write_images
 from support.tfds_data import write_tfds
 
 pytestmark = pytest.mark.usefixtures("stem_only_resnet")
-
-
-@pytest.fixture
-def logged(monkeypatch):
-    """Returns a list of all logged lines."""
-    lines = []
-    monkeypatch.setattr(console, "log", lines.append)
-    return lines
 
 
 def run(directory, **settings):
@@ -46,9 +37,9 @@ def two_runs(tmp_path):
 def contents(directory):
     """Returns a dict of the files in a directory, without TensorBoard events and the lock for exports."""
     return {
-        path.relative_to(directory): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file() and "events" not in path.name and path.name != "export.lock"
+        path: content
+        for path, content in runs.contents(directory).items()
+        if "events" not in path.name and path.name != "export.lock"
     }
 
 

@@ -29,7 +29,7 @@ from checkpoints import inspection, restoring, training_log, weight_files
 from checkpoints.lock import Lock
 from config import Config, settings_with
 from probing import features
-from runtime import console, devices, rng
+from runtime import devices, rng
 from runtime.errors import UserError
 from sources import datasets, digits
 from support import runs
@@ -42,11 +42,9 @@ from support.runs import TINY, make_context, run
 def complete_run(tmp_path_factory):
     """Returns the directory and output of a four-step run with all evaluations and an export."""
     directory = tmp_path_factory.mktemp("run")
-    printed = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(console, "log", printed.append)
         patch.setattr(training_log, "_SECONDS_BETWEEN_ROWS", np.inf)
-        run(
+        printed = run(
             directory,
             with_export=True,
             mode="train_then_eval",
@@ -58,7 +56,7 @@ def complete_run(tmp_path_factory):
             eval_projections=True,
             linear_head_learning_rate=0.1,
         )
-    return directory, "\n".join(printed)
+    return directory, printed
 
 
 # ------------------------------------------------------------------------------------------------------- one run
@@ -216,7 +214,7 @@ def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
         np.testing.assert_allclose(function(model)(images), endpoints[name], rtol=1e-5)
 
 
-def test_a_resumed_run_matches_an_uninterrupted_run(complete_run, tmp_path, capsys):
+def test_a_resumed_run_matches_an_uninterrupted_run(complete_run, tmp_path):
     settings = dict(checkpoint_steps=3, linear_head_learning_rate=0.1, train_epochs=2)
     # Both runs have a four-step schedule, so the interruption is the only difference.
     with pytest.MonkeyPatch.context() as patch:
@@ -226,15 +224,14 @@ def test_a_resumed_run_matches_an_uninterrupted_run(complete_run, tmp_path, caps
             model_lib, "count_steps", lambda *a: dataclasses.replace(counted(*a), train=3)
         )
         run(tmp_path, **settings)
-    run(tmp_path, **settings, train_steps=4)
-    assert "resumed at step 3" in capsys.readouterr().out
+    assert "resumed at step 3" in run(tmp_path, **settings, train_steps=4)
     np.testing.assert_equal(weights(tmp_path, 4), weights(complete_run[0], 4))
 
 
-def test_a_finished_run_is_not_trained_again(complete_run, capsys):
+def test_a_finished_run_is_not_trained_again(complete_run):
     before = (complete_run[0] / "ckpt-4.index").stat().st_mtime_ns
-    run(complete_run[0], train_steps=4, linear_head_learning_rate=0.1)
-    assert "resumed at step 4" in capsys.readouterr().out
+    log = run(complete_run[0], train_steps=4, linear_head_learning_rate=0.1)
+    assert "resumed at step 4" in log
     assert (complete_run[0] / "ckpt-4.index").stat().st_mtime_ns == before
 
 
@@ -309,7 +306,7 @@ def test_training_ends_after_train_steps_even_between_checkpoints(tmp_path):
     ],
 )
 def test_continuous_evaluation_evaluates_each_checkpoint_once_and_ends_at_the_last_step(
-    complete_run, capsys, settings, last_step
+    complete_run, settings, last_step
 ):
     steps = [3, 4] if {"keep_best", "eval_epochs"} & set(settings) else [4]
     seen = []
@@ -318,9 +315,9 @@ def test_continuous_evaluation_evaluates_each_checkpoint_once_and_ends_at_the_la
             evaluate.Evaluator, "evaluate_and_write", lambda _, step, *args: seen.append(step) or {}
         )
         given = ({"train_steps", "train_epochs"} & set(settings)) | {"train_split"}
-        run(complete_run[0], given, mode="eval", eval_timeout=0.2, **settings)
-    message = f"waiting for checkpoints in {complete_run[0]}, up to step {last_step}\n"
-    assert seen == steps and message in capsys.readouterr().out
+        log = run(complete_run[0], given, mode="eval", eval_timeout=0.2, **settings)
+    message = f"waiting for checkpoints in {complete_run[0]}, up to step {last_step}"
+    assert seen == steps and message in log.splitlines()
 
 
 def test_evaluation_uses_the_input_that_the_classifier_was_trained_on(complete_run, tmp_path):
@@ -347,7 +344,7 @@ def test_evaluation_uses_the_input_that_the_classifier_was_trained_on(complete_r
     "checkpoint, is_locked, waits", [(False, False, True), (True, True, True), (True, False, False)]
 )
 def test_an_evaluation_waits_for_a_run_that_has_not_written_its_settings(
-    complete_run, tmp_path, capsys, checkpoint, is_locked, waits
+    complete_run, tmp_path, checkpoint, is_locked, waits
 ):
     settings = dict(checkpoint=str(complete_run[0])) if checkpoint else {}
     (tmp_path / "train.lock").touch()  # An earlier run may have left the file.
@@ -356,10 +353,8 @@ def test_an_evaluation_waits_for_a_run_that_has_not_written_its_settings(
         Lock(str(tmp_path)) if is_locked else contextlib.nullcontext(),
     ):
         patch.setattr(evaluate.Evaluator, "evaluate_and_write", lambda *_: {})
-        run(tmp_path, mode="eval", eval_timeout=0.2, **settings)
-    assert (
-        f"waiting for a training run to start in {tmp_path}\n" in capsys.readouterr().out
-    ) == waits
+        log = run(tmp_path, mode="eval", eval_timeout=0.2, **settings)
+    assert (f"waiting for a training run to start in {tmp_path}" in log) == waits
 
 
 def test_continuous_evaluation_exports_each_checkpoint_with_its_results(complete_run, tmp_path):
@@ -407,9 +402,7 @@ def test_evaluation_of_another_checkpoint_exports_nothing_to_the_run_directory(
     assert (directory / "result_3.json").exists() and not (directory / "saved_model").exists()
 
 
-def test_checkpoints_removed_during_their_evaluation_are_not_exported(
-    complete_run, tmp_path, capsys
-):
+def test_checkpoints_removed_during_their_evaluation_are_not_exported(complete_run, tmp_path):
     def evaluate_and_remove(_, step, *__):
         for path in directory.glob(f"ckpt-{step}.*"):
             path.unlink()
@@ -418,10 +411,9 @@ def test_checkpoints_removed_during_their_evaluation_are_not_exported(
     directory = shutil.copytree(complete_run[0], tmp_path / "run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate.Evaluator, "evaluate_and_write", evaluate_and_remove)
-        run(directory, with_export=True, mode="eval", train_steps=4, eval_epochs=1)
-    assert (
-        capsys.readouterr().out.count("removed before it could be read") == 1
-    )  # Step 3 is not exported, because step 4 has been.
+        log = run(directory, with_export=True, mode="eval", train_steps=4, eval_epochs=1)
+    # Step 3 is not exported, because step 4 has been.
+    assert log.count("removed before it could be read") == 1
     assert {path.name for path in (directory / "saved_model").iterdir()} == {"4"}
 
 
@@ -497,10 +489,10 @@ def test_top_5_accuracy_is_reported_for_more_than_five_classes(classes, has_top_
     assert (metrics.LINEAR_TOP_5 in results) == has_top_5
 
 
-def test_continuous_evaluation_prints_tables_and_ends_after_the_timeout(complete_run, capsys):
+def test_continuous_evaluation_prints_tables_and_ends_after_the_timeout(complete_run):
     settings = dict(train_steps=400, eval_timeout=0.5, eval_name="again", eval_steps=1)
-    run(complete_run[0], ["train_steps"], mode="eval", linear_head_learning_rate=0.1, **settings)
-    printed = capsys.readouterr().out
+    settings["linear_head_learning_rate"] = 0.1
+    printed = run(complete_run[0], ["train_steps"], mode="eval", **settings)
     assert "--eval_timeout" in printed
     assert re.search(r"ckpt-4\n-+\nlinear head, top-1 +0\.\d{4}\n", printed)
     results = runs.read_results(complete_run[0] / "again" / "result_4.json")
@@ -545,18 +537,9 @@ def test_the_learning_rate_of_a_missing_linear_head_is_removed(tmp_path):
     assert "linear head: off (--nolineareval_while_pretraining)" in complete(config)[1]
 
 
-@pytest.mark.parametrize(
-    "recorded, mode, expected",
-    [
-        ("train[:80%]", "train", "train[:80%]"),
-        ("train[:80%]", "train_then_eval", "train[:80%]"),
-        ("train", "train", "train"),
-        ("train", "train_then_eval", "train"),
-    ],
-)
-def test_resumed_run_keeps_its_training_images_if_only_the_mode_changes(
-    recorded, mode, expected, tmp_path
-):
+@pytest.mark.parametrize("recorded", ["train[:80%]", "train"])
+@pytest.mark.parametrize("mode", ["train", "train_then_eval"])
+def test_resumed_run_keeps_its_training_images_if_only_the_mode_changes(recorded, mode, tmp_path):
     write_images(tmp_path / "images", *(f"{index}.png" for index in range(50)))
     dataset = f"folder:{tmp_path / 'images'}"
     (tmp_path / "run").mkdir()
@@ -565,7 +548,7 @@ def test_resumed_run_keeps_its_training_images_if_only_the_mode_changes(
     )
     config = Config(dataset=dataset, mode=mode, model_dir=str(tmp_path / "run"))
     config, lines = complete(config, ["dataset", "mode", "model_dir"])
-    assert (config.train_split, config.seed) == (expected, 3)
+    assert (config.train_split, config.seed) == (recorded, 3)
     assert config.eval_split == ("validation" if mode == "train" else "train[80%:]")
 
 
@@ -737,13 +720,12 @@ def test_pretraining_does_not_use_the_network_of_the_checkpoint(complete_run):
     assert checks.adopt(config, (), inspection.read_recorded(config)) == (config, [])
 
 
-def test_fine_tuning_resumes_without_its_initial_checkpoint(complete_run, tmp_path, capsys):
+def test_fine_tuning_resumes_without_its_initial_checkpoint(complete_run, tmp_path):
     encoder = shutil.copytree(complete_run[0], tmp_path / "encoder")
     settings = dict(train_mode="finetune", checkpoint=str(encoder), checkpoint_steps=1)
     run(tmp_path / "run", train_steps=1, **settings)
     shutil.rmtree(encoder)
-    run(tmp_path / "run", train_steps=2, **settings)
-    assert "resumed at step 1" in capsys.readouterr().out
+    assert "resumed at step 1" in run(tmp_path / "run", train_steps=2, **settings)
 
 
 @pytest.mark.parametrize("block", [-1, 0, 4])
@@ -803,8 +785,8 @@ def test_fine_tuning_on_different_classes_starts_from_a_zero_initialized_classif
     assert kernel.shape == [512, 3] and not kernel.numpy().any() and not bias.numpy().any()
 
 
-def test_supervised_training_from_scratch_uses_the_label_fraction(no_blocks, tmp_path, capsys):
-    run(
+def test_supervised_training_from_scratch_uses_the_label_fraction(no_blocks, tmp_path):
+    log = run(
         tmp_path,
         train_mode="supervised",
         label_fraction=0.5,
@@ -823,29 +805,19 @@ def test_supervised_training_from_scratch_uses_the_label_fraction(no_blocks, tmp
     ].shape == (64, 10)
     image = tf.io.decode_png((tmp_path / "views.png").read_bytes())
     assert image.shape == [200, 800, 3]  # The preview has one view per image.
-    assert "linear head, top-1" in capsys.readouterr().out
+    assert "linear head, top-1" in log
 
 
-def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(
-    no_blocks, tmp_path, capsys
-):
+def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(no_blocks, tmp_path):
     settings = dict(mode="train_then_eval", train_steps=2, eval_protocol="lbfgs,knn")
-    run(tmp_path / "all", **settings)
-    run(tmp_path / "few", **settings, label_fraction=0.5, label_seed=3)
-    output = capsys.readouterr().out
-    assert (
-        "evaluating step 2: frozen encoder\n" in output
-        and "evaluating step 2: frozen encoder, 32 labels" in output
-    )
+    subset = dict(label_fraction=0.5, label_seed=3)
+    assert "evaluating step 2: frozen encoder\n" in run(tmp_path / "all", **settings)
+    log = run(tmp_path / "few", **settings, **subset)
+    assert "evaluating step 2: frozen encoder, 32 labels" in log
     np.testing.assert_equal(weights(tmp_path / "few", 2), weights(tmp_path / "all", 2))
     # A separate evaluation with the same fraction of the labels gives the same results.
-    run(
-        tmp_path / "separate",
-        **{**settings, "mode": "eval"},
-        checkpoint=str(tmp_path / "all"),
-        label_fraction=0.5,
-        label_seed=3,
-    )
+    settings.update(mode="eval", checkpoint=str(tmp_path / "all"))
+    run(tmp_path / "separate", **settings, **subset)
     results = {
         name: runs.read_results(tmp_path / name / "result.json")
         for name in ("all", "few", "separate")
@@ -874,14 +846,11 @@ def test_label_seed_selects_the_labels(train_mode):
     assert first == repeated != second and len(first) == len(second) == 32
 
 
-def test_continuous_evaluation_of_pretraining_applies_the_label_fraction_once(
-    no_blocks, tmp_path, capsys
-):
+def test_continuous_evaluation_of_pretraining_applies_the_label_fraction_once(no_blocks, tmp_path):
     """13 of 64 labels are enough for ten classes, but a fifth of 13 labels or of the steps would not be."""
     settings = dict(train_epochs=2, eval_protocol="knn")
     run(tmp_path, mode="train", **settings)
-    run(tmp_path, mode="eval", **settings, label_fraction=0.2)
-    output = capsys.readouterr().out
+    output = run(tmp_path, mode="eval", **settings, label_fraction=0.2)
     assert "up to step 5" in output and "evaluating step 5: frozen encoder, 13 labels" in output
 
 
@@ -900,7 +869,7 @@ def test_too_few_labels_are_reported_before_training_and_waiting(mode, file, tmp
 
 
 def test_model_dir_with_another_architecture_is_rejected_and_left_unchanged(complete_run):
-    before = {path: path.read_bytes() for path in complete_run[0].rglob("*") if path.is_file()}
+    before = runs.contents(complete_run[0])
     with pytest.raises(
         UserError, match=r"--model_dir=.*was started with --resnet_depth=10 \(now 34\)"
     ):
@@ -909,9 +878,7 @@ def test_model_dir_with_another_architecture_is_rejected_and_left_unchanged(comp
         run(complete_run[0], resnet_depth=34, allow_flag_changes=True)
     with pytest.raises(UserError, match="--model_dir.*different network"):
         run(complete_run[0], given=["resnet_depth"], resnet_depth=34, mode="eval")
-    assert before == {
-        path: path.read_bytes() for path in complete_run[0].rglob("*") if path.is_file()
-    }
+    assert runs.contents(complete_run[0]) == before
 
 
 def test_micro_batches_half_precision_and_new_scalars_work_together(tmp_path, monkeypatch):
@@ -1029,7 +996,7 @@ def test_evaluation_on_two_replicas_matches_evaluation_on_one_replica(two_replic
 # --------------------------------------------------------------------------------------------------------- gallery
 
 
-def test_gallery_of_an_image_folder_is_written_without_corrupt_images(tmp_path, capsys):
+def test_gallery_of_an_image_folder_is_written_without_corrupt_images(tmp_path):
     write_images(
         tmp_path / "photos", *(f"{name}/{number}.png" for name in "ab" for number in range(12))
     )
@@ -1046,8 +1013,8 @@ def test_gallery_of_an_image_folder_is_written_without_corrupt_images(tmp_path, 
         eval_split="train",
         eval_batch_size=8,
     )
-    run(tmp_path / "run", with_export=True, **settings)
-    printed, page = capsys.readouterr().out, (tmp_path / "run" / "gallery.html").read_text()
+    printed = run(tmp_path / "run", with_export=True, **settings)
+    page = (tmp_path / "run" / "gallery.html").read_text()
     assert "24 images" in page and "corrupt.png" not in page and "Unreadable images: none" in page
     assert (tmp_path / "run" / "gallery.pairs.csv").exists()
     assert re.search(rf"^gallery +{tmp_path / 'run' / 'gallery.html'}$", printed, re.MULTILINE)
@@ -1055,7 +1022,6 @@ def test_gallery_of_an_image_folder_is_written_without_corrupt_images(tmp_path, 
     # cannot be written.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_lib.gallery, "write_page", None)
-        run(tmp_path / "run", **settings)
-    printed = capsys.readouterr().out
+        printed = run(tmp_path / "run", **settings)
     assert "warning: the gallery was not written: " in printed and "run directory" in printed
     assert (tmp_path / "run" / "gallery.html").read_text() == page

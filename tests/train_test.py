@@ -11,13 +11,11 @@ import simclr
 import train
 from checkpoints.training_state import TrainingState
 from config import Config
+from support import SMALL
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet", "unoptimized_graphs")
-SMALL = dict(
-    resnet_depth=10,
-    image_size=8,
-    num_proj_layers=2,
-    proj_out_dim=16,
+SETTINGS = dict(
+    SMALL,
     train_batch_size=8,
     learning_rate=0.02,
     train_steps=10,
@@ -163,7 +161,7 @@ def test_reported_scalars_are_means_over_the_steps():
             return {"new": 2 * value, "is_finite": tf.cast(value != 5, tf.float32)}
 
     batches = iter(tf.data.Dataset.from_tensor_slices(([1.0, 3.0, 5.0, 9.0],)))
-    step = FakeStep(None, None, Config(**SMALL), tf.distribute.get_strategy())
+    step = FakeStep(None, None, Config(**SETTINGS), tf.distribute.get_strategy())
     means, num_finite_steps = train.make_run_steps(step)(batches, 4)
     assert num_finite_steps == 2 and {name: float(mean) for name, mean in means.items()} == {
         "new": 9.0
@@ -183,7 +181,7 @@ def test_micro_batch_gradients_and_statistics_match_those_of_a_single_tape(
     settings, float64, tmp_path
 ):
     # With fewer than 20 pixels, blur has no effect.
-    config = Config(**{**SMALL, "image_size": 20}, **settings)
+    config = Config(**{**SETTINGS, "image_size": 20}, **settings)
     state, reference = make_state(config, tmp_path), make_state(config, tmp_path)
     start = [variable.numpy() for variable in state.model.variables]
     reported = take_steps(config, state)
@@ -201,7 +199,7 @@ def test_micro_batch_gradients_and_statistics_match_those_of_a_single_tape(
 def test_micro_batches_give_the_same_results_on_one_and_two_replicas(
     two_replicas, float64, tmp_path
 ):
-    config = Config(**SMALL, micro_batch_size=4, use_blur=False, linear_head_learning_rate=0.1)
+    config = Config(**SETTINGS, micro_batch_size=4, use_blur=False, linear_head_learning_rate=0.1)
     one, two = make_state(config, tmp_path), make_state(config, tmp_path, two_replicas)
     # A micro-batch of four rows contains two rows from each replica.
     expected = take_steps(config, one, order=[0, 1, 4, 5, 2, 3, 6, 7])
@@ -212,7 +210,9 @@ def test_micro_batches_give_the_same_results_on_one_and_two_replicas(
 
 
 def test_fine_tuning_gives_the_same_weights_with_and_without_micro_batches(float64, tmp_path):
-    config = Config(**SMALL, train_mode="finetune", optimizer="momentum", fine_tune_after_block=4)
+    config = Config(
+        **SETTINGS, train_mode="finetune", optimizer="momentum", fine_tune_after_block=4
+    )
     states = []
     for micro in (0, 4):  # Batch norm statistics are frozen, so micro-batches make no difference.
         state = make_state(config, tmp_path)
@@ -228,7 +228,7 @@ def test_fine_tuning_gives_the_same_weights_with_and_without_micro_batches(float
 
 @pytest.mark.parametrize("precision, micro", [("mixed_bfloat16", 0), ("mixed_float16", 4)])
 def test_half_precision_losses_are_close_to_float32_losses(precision, micro, tmp_path):
-    config = Config(**SMALL, micro_batch_size=micro)
+    config = Config(**SETTINGS, micro_batch_size=micro)
     expected = take_steps(config, make_state(config, tmp_path))[0]
     state = make_state(config.replace(precision=precision), tmp_path)
     if precision == "mixed_float16":
@@ -245,7 +245,7 @@ def test_half_precision_losses_are_close_to_float32_losses(precision, micro, tmp
 
 
 def test_variables_and_head_outputs_stay_in_float32():
-    half = model_lib.build_model(Config(**SMALL, precision="mixed_bfloat16"), CLASSES)
+    half = model_lib.build_model(Config(**SETTINGS, precision="mixed_bfloat16"), CLASSES)
     images = tf.random.stateless_uniform([4, 8, 8, 3], [1, 2])
     for training in (True, False):
         outputs = half(images, training=training)
@@ -254,7 +254,7 @@ def test_variables_and_head_outputs_stay_in_float32():
             assert value.dtype == (tf.bfloat16 if is_half else tf.float32), name
     assert {variable.dtype for variable in half.variables} == {tf.float32}
     # Each model has its own precision policy.
-    full = model_lib.build_model(Config(**SMALL), CLASSES)
+    full = model_lib.build_model(Config(**SETTINGS), CLASSES)
     assert full(images, training=False)["block_group2"].dtype == tf.float32
 
 
@@ -268,7 +268,7 @@ def test_variables_and_head_outputs_stay_in_float32():
 def test_convolutions_use_half_precision_and_batch_norm_and_loss_use_float32(
     precision, dtype, settings, tmp_path
 ):
-    config = Config(**SMALL, precision=precision, **settings)
+    config = Config(**SETTINGS, precision=precision, **settings)
     step, batch = make_step(config, make_state(config, tmp_path)), batches(config)[0]
     graph = (
         tf.function(step, autograph=False)
@@ -302,7 +302,7 @@ def test_convolutions_use_half_precision_and_batch_norm_and_loss_use_float32(
 
 
 def test_a_step_with_overflowing_gradients_is_skipped_and_counted(two_replicas, tmp_path):
-    config = Config(**SMALL, precision="mixed_float16")
+    config = Config(**SETTINGS, precision="mixed_float16")
     state = make_state(config, tmp_path, two_replicas)
     set_loss_scale(state, 1e30)
     # The step counter is omitted.
@@ -321,7 +321,7 @@ def test_a_step_with_overflowing_gradients_is_skipped_and_counted(two_replicas, 
 
 @pytest.mark.parametrize("precision, micro", [("float32", 0), ("mixed_float16", 4)])
 def test_steps_with_nan_weights_are_reported_as_non_finite(precision, micro, tmp_path):
-    config = Config(**SMALL, micro_batch_size=micro, precision=precision)
+    config = Config(**SETTINGS, micro_batch_size=micro, precision=precision)
     state = make_state(config, tmp_path)
     if precision == "mixed_float16":
         set_loss_scale(state, 64.0)
@@ -332,7 +332,7 @@ def test_steps_with_nan_weights_are_reported_as_non_finite(precision, micro, tmp
 
 
 def test_overflow_at_the_minimum_loss_scale_is_reported_as_non_finite(tmp_path, monkeypatch):
-    config = Config(**SMALL, precision="mixed_float16")
+    config = Config(**SETTINGS, precision="mixed_float16")
     state = make_state(config, tmp_path)
     set_loss_scale(state, 1.0)
     scaled = state.optimizer.get_unscaled_gradients
@@ -353,7 +353,7 @@ def test_overflow_at_the_minimum_loss_scale_is_reported_as_non_finite(tmp_path, 
     "precision, new_precision", [("float32", "mixed_float16"), ("mixed_float16", "mixed_float16")]
 )
 def test_a_run_can_be_resumed_with_a_different_precision(precision, new_precision, tmp_path):
-    config = Config(**SMALL)
+    config = Config(**SETTINGS)
     state = make_state(config.replace(precision=precision), tmp_path)
     if precision == "mixed_float16":
         set_loss_scale(state, 128.0)

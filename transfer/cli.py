@@ -60,14 +60,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_common(
         commands.add_parser("linear", help="fit a logistic regression to frozen features"),
         "linear_evaluation.run_linear",
-        protocol="linear",
+        "linear",
     )
     for protocol, text in (
         ("finetune", "train the whole network, starting from a checkpoint"),
         ("scratch", "train the checkpoint's network from random weights"),
     ):
         command, grid = commands.add_parser(protocol, help=text), tasks.GRIDS[protocol]
-        _add_common(command, "grid_search.run_grid", protocol=protocol)
+        _add_common(command, "grid_search.run_grid", protocol)
         command.add_argument(
             "--jobs",
             type=command_line.number(int, 1),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-import types
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -30,7 +29,7 @@ def linear(
     test: _Examples,
     metric: str,
     l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES,
-    previous: Mapping[float, float] = types.MappingProxyType({}),
+    previous: Mapping[float, float] | None = None,
     on_result: Callable[[dict[float, float]], None] = lambda values: None,
 ) -> tuple[dict, np.ndarray]:
     """Evaluates logistic regression on frozen features (paper, B.8.1).
@@ -55,7 +54,7 @@ def linear(
     Raises:
       UserError: see `measures.measure`.
     """
-    path, values = logistic_regression.LogisticPath(*train), dict(previous)
+    path, values = logistic_regression.LogisticPath(*train), dict(previous or {})
     for l2_of_sum in progress.track(
         l2_of_sum_choices, len(l2_of_sum_choices), "logistic regressions"
     ):

@@ -192,15 +192,14 @@ def _adapt_splits(task: Task, source: Source, arguments: argparse.Namespace) -> 
             task, train="train[:64%]", validation="train[64%:80%]", test="train[80%:]"
         )
     if (
-        arguments.dataset is None
-        or task.validation is not None
-        or not task.train.isidentifier()
-        or "validation" not in source.split_names
-        or "validation" in task.test
+        arguments.dataset
+        and task.validation is None
+        and "validation" in source.split_names
+        and "validation" not in task.test
     ):
-        return task
-    console.log(f"using the validation split of {source.name} for model selection")
-    return dataclasses.replace(task, validation="validation")
+        console.log(f"using the validation split of {source.name} for model selection")
+        return dataclasses.replace(task, validation="validation")
+    return task
 
 
 def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:

@@ -78,17 +78,18 @@ def run_compare(arguments: argparse.Namespace) -> None:
             f"{arguments.first}, {arguments.second}: the predictions are for different examples."
             " Evaluate both models on the same split."
         )
-    if labels.ndim == 2 and arguments.metric:
+    is_multi_label = labels.ndim == 2
+    if is_multi_label and arguments.metric:
         raise UserError(
             f"--metric={arguments.metric}: {arguments.first} has multiple labels per example, so "
             "accuracies are compared. Remove the flag."
         )
-    metric = "mean_average_precision" if labels.ndim == 2 else arguments.metric or "top_1"
+    metric = "mean_average_precision" if is_multi_label else arguments.metric or "top_1"
     values = [
         measures.measure(metric, labels, model_scores) for model_scores in (scores, other_scores)
     ]
     result = compare(labels, scores, other_scores, metric)
-    compared = "accuracy" if labels.ndim == 2 else metric.replace("_", " ")
+    compared = "accuracy" if is_multi_label else metric.replace("_", " ")
     conclusion = "is not significant" if result["p"] > 0.05 else "is significant"
     console.log(
         console.format_table(

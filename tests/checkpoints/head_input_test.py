@@ -7,16 +7,7 @@ import tf_keras as keras
 
 import checks
 import model as model_lib
-import resnet
-from checkpoints import (
-    architecture,
-    inspection,
-    restoring,
-    saved_graphs,
-    summary,
-    tf1_names,
-    weight_files,
-)
+from checkpoints import inspection, restoring, saved_graphs, summary, weight_files
 from checkpoints.run_directory import Recorded
 from checkpoints.weight_files import SLOT, SUFFIX
 from config import Config
@@ -46,31 +37,14 @@ def gradients(model):
     return {key for key, value in zip(trained, values) if value is not None}
 
 
-def tf1_name(key):
-    """Returns the name of a variable in the original's TF1 checkpoints."""
-    specs = list(resnet.layer_specs(*resnet.DEPTHS[10], 1, True))
-    names = dict(zip(architecture.checkpoint_names(specs), tf1_names.encoder_names(specs)))
-    layer, _, variable = key.rpartition("/")
-    layer = layer.replace("model/_projection_head/linear_layers/", "head_contrastive/nl_")
-    layer = layer.replace("bn_relu/bn", "batch_normalization")
-    layer = layer.replace("model/supervised_head/", "head_supervised/")
-    return f"{names.get(layer, layer)}/{variable}"
-
-
 def write(model, path, tf1):
     """Writes a checkpoint with a slot for each variable that receives gradients."""
     tensors, trained = {}, gradients(model)
     for key, variable in restoring.variables_by_key(model=model).items():
-        name = tf1_name(key) if tf1 else f"{key}{SUFFIX}"
+        name = golden.tf1_name(key) if tf1 else f"{key}{SUFFIX}"
         slot = f"{name}/Momentum" if tf1 else f"{key}{SLOT}optimizer/Momentum{SUFFIX}"
         tensors.update({name: variable} | ({slot: variable * 0} if key in trained else {}))
-    tf.raw_ops.SaveV2(
-        prefix=str(path),
-        tensor_names=list(tensors),
-        shape_and_slices=[""] * len(tensors),
-        tensors=list(tensors.values()),
-    )
-    return str(path)
+    return golden.save_tensors(path, tensors)
 
 
 @pytest.mark.parametrize("tf1", [False, True])

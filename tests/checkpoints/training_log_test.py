@@ -8,7 +8,6 @@ from matplotlib import figure
 
 from checkpoints import training_log
 from config import Config
-from runtime import console
 
 TRAINING = {"train/contrast_loss": 2.5, "train/contrast_acc": 0.25, "learning_rate": 0.125}
 
@@ -86,19 +85,17 @@ def test_tensorboard_events_contain_the_settings_and_the_scalars(tmp_path):
     assert tf.make_ndarray(values["learning_rate"]) == 0.125
 
 
-def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path, monkeypatch):
-    printed = []
-    monkeypatch.setattr(console, "log", printed.append)
+def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path, logged):
     log = write_log(tmp_path, 0, [1])
     (tmp_path / "history.csv").unlink()
     (tmp_path / "history.csv").mkdir()
     log.write(is_last=True)
-    assert printed[0].startswith("warning: ") and "history.csv" in printed[0]
+    assert logged[0].startswith("warning: ") and "history.csv" in logged[0]
 
 
 def test_curves_are_drawn_at_most_once_a_minute_and_at_the_end(tmp_path, monkeypatch):
     drawn, now = [], [100.0]
-    monkeypatch.setattr(training_log.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(training_log.progress.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(training_log, "draw_curves", lambda rows: drawn.append(len(rows)) or b"")
     log = training_log.TrainingLog(str(tmp_path), 0, Config())
     for step, seconds in enumerate((30, 31, 29, 31)):

@@ -11,8 +11,7 @@ from checkpoints.training_state import TrainingState
 from config import Config
 from runtime import workers
 from runtime.errors import UserError
-
-SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
+from support import SMALL, runs
 
 
 def make_state(directory, config, classes=4):
@@ -77,13 +76,6 @@ def test_slot_keys_match_the_original(tmp_path):
     )
 
 
-def test_only_the_newest_checkpoints_are_kept(tmp_path):
-    state = make_state(tmp_path, Config(**SMALL))
-    for _ in range(3):
-        take_step(state), state.save(), state.prune()
-    assert {path.name for path in tmp_path.glob("*.index")} == {"ckpt-2.index", "ckpt-3.index"}
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [
@@ -98,12 +90,11 @@ def test_resuming_with_a_different_network_or_optimizer_fails_without_changing_f
     state = make_state(tmp_path, Config(**SMALL))
     take_step(state)
     path = state.save()
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    before = runs.contents(tmp_path)
     other = make_state(tmp_path, Config(**{**SMALL, **changes}))
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(UserError, match=f"--model_dir.*{message}"):
         other.resume(path)
-    assert "--model_dir" in str(error.value) and "\n" not in str(error.value)
-    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert runs.contents(tmp_path) == before
 
 
 def test_warm_start_accepts_directories_and_prefixes(tmp_path):

@@ -3,8 +3,7 @@
 import tensorflow as tf
 
 import model as model_lib
-import resnet
-from checkpoints import architecture, inspection, restoring, tf1_names
+from checkpoints import inspection, restoring
 from config import Config
 from export import torch_weights
 from support import golden
@@ -28,19 +27,8 @@ def test_weights_digest_is_the_same_for_all_formats(tmp_path):
     checkpoint.write(str(tmp_path / "saved_model" / "variables" / "variables"))
     (tmp_path / "saved_model" / "saved_model.pb").touch()
     variables = restoring.variables_by_key(model=model)
-    specs = list(resnet.layer_specs(*resnet.DEPTHS[10], 1, True))
-    names = dict(zip(architecture.checkpoint_names(specs), tf1_names.encoder_names(specs)))
-    head = {"model/supervised_head/linear_layer/dense": "head_supervised/linear_layer/dense"}
-
-    def tf1_name(key):
-        layer, _, variable = key.rpartition("/")
-        return f"{(names | head)[layer]}/{variable}"
-
-    tf.raw_ops.SaveV2(
-        prefix=str(tmp_path / "tf1"),
-        tensor_names=[tf1_name(key) for key in variables],
-        shape_and_slices=[""] * len(variables),
-        tensors=list(variables.values()),
+    golden.save_tensors(
+        tmp_path / "tf1", {golden.tf1_name(key): value for key, value in variables.items()}
     )
     torch_weights.export_torch(str(tmp_path / "ckpt-1"), str(tmp_path / "torch.safetensors"))
     formats = {"ckpt-1", "saved_model", "tf1"}

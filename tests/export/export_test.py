@@ -27,9 +27,9 @@ from inference import cli as inference_cli
 from inference import embedding, endpoints, prediction, writers
 from runtime import signals, storage
 from runtime.errors import STOPPED_STATUS, Stopped, UserError
-from support import ROOT, golden, networks
+from support import SMALL, golden, networks, no_space, processes
 
-TINY = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, weight_decay=1e-4)
+TINY = dict(SMALL, weight_decay=1e-4)
 CLASSES = [f"kind {index}" for index in range(10)]
 OUTPUTS = {
     "initial_conv",
@@ -166,18 +166,7 @@ def test_exports_omit_the_outputs_of_missing_heads(tmp_path):
 
 @pytest.fixture
 def quick_save(monkeypatch):
-    """Replaces the network and `tf.saved_model.save` with a function that writes small files."""
-
-    def save(module, path, signatures):
-        for name in saving.FILES:
-            (pathlib.Path(path) / name).parent.mkdir(parents=True, exist_ok=True)
-            (pathlib.Path(path) / name).write_bytes(b"new")
-
-    file = weight_files.WeightFile("", "TF2 checkpoint", False, {}, {}, 0, None)
-    info = inspection.CheckpointInfo(Config(**TINY), CLASSES, None, True, 4, False, file)
-    monkeypatch.setattr(saving.restoring, "open_network", lambda *_: (None, info))
-    monkeypatch.setattr(saving, "build_module", lambda *_: (None, None))
-    monkeypatch.setattr(tf.saved_model, "save", save)
+    networks.replace_exports(monkeypatch.setattr)
 
 
 def export_steps(directory, *steps, keep=1, **settings):
@@ -228,22 +217,10 @@ def test_training_keeps_its_new_export_and_evaluations_keep_exports_of_later_ste
     assert ("step 15 is not exported" in capsys.readouterr().out) == ("15" not in names)
 
 
-_HOLD = """
-import sys, time
-from checkpoints.lock import EXPORT, Lock
-with Lock(sys.argv[1], name=EXPORT):
-    print("held", flush=True)
-    time.sleep(99)
-"""
-
-
 def test_export_waits_until_another_process_releases_the_lock(
     tmp_path, quick_save, monkeypatch, capsys
 ):
-    with subprocess.Popen(
-        [sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    ) as other:
-        assert other.stdout.readline() == "held\n"
+    with processes.holding_lock(tmp_path, "--model_dir", lock.EXPORT) as other:
         is_written, waited = [], []
 
         def sleep(seconds):
@@ -258,12 +235,8 @@ def test_export_waits_until_another_process_releases_the_lock(
     assert (
         len(is_written) >= 3 and not any(is_written) and (tmp_path / "saved_model" / "1").exists()
     )
-    assert (
-        capsys.readouterr().out.count(
-            f"waiting for another process to release {tmp_path}/export.lock"
-        )
-        == 1
-    )
+    printed = capsys.readouterr().out
+    assert printed.count(f"waiting for another process to release {tmp_path}/export.lock") == 1
 
 
 def test_waiting_for_another_export_can_be_stopped_by_a_signal(tmp_path, quick_save):
@@ -752,38 +725,25 @@ def test_embed_leaves_no_files_if_stopped_by_a_signal(
     ]
 
 
-def no_space(*_, **__):
-    raise OSError(28, "No space left on device")
-
-
 @pytest.mark.parametrize("suffix", ["npz", "csv", "parquet"])
-def test_embed_on_a_full_disk_keeps_the_existing_file(
-    suffix, photos, tmp_path, monkeypatch, capsys
-):
+def test_embed_on_a_full_disk_keeps_the_existing_file(suffix, photos, tmp_path, monkeypatch, fails):
     out = tmp_path / f"v.{suffix}"
     out.write_text("older")
     networks.replace_network(monkeypatch, lambda images: tf.zeros([len(images), 3]))
     monkeypatch.setattr(os, "replace", no_space)
-    with pytest.raises(SystemExit) as stop:
-        inference_cli.main(["embed", "model", str(photos), f"--out={out}"])
-    assert (
-        stop.value.code == 2
-        and "No space left on device. Free disk space" in capsys.readouterr().err
-    )
+    words = "No space left on device. Free disk space"
+    fails(words, inference_cli.main, ["embed", "model", str(photos), f"--out={out}"])
     assert out.read_text() == "older" and list(tmp_path.iterdir()) == [out]
 
 
-def test_failed_export_leaves_no_files(quick_save, tmp_path, monkeypatch, capsys):
+def test_failed_export_leaves_no_files(quick_save, tmp_path, monkeypatch, fails):
     def fail(module, path, signatures):
-        pathlib.Path(path).mkdir()
         (pathlib.Path(path) / "saved_model.pb").write_bytes(b"half")
         raise tf.errors.ResourceExhaustedError(None, None, "x; No space left on device")
 
     monkeypatch.setattr(tf.saved_model, "save", fail)
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["--checkpoint=run", f"--export_dir={tmp_path / 'new'}"])
-    error_text = capsys.readouterr().err
-    assert stop.value.code == 2 and error_text.count("\n") == 1
+    arguments = ["--checkpoint=run", f"--export_dir={tmp_path / 'new'}"]
+    fails("No space left on device", cli.main, arguments)
     assert not list(tmp_path.iterdir())
 
 
@@ -822,7 +782,7 @@ def test_export_dir_may_be_empty_or_have_an_unusual_name(
     ],
 )
 def test_invalid_export_paths_are_rejected_before_loading_the_checkpoint(
-    arguments, message, tmp_path, monkeypatch, capsys
+    arguments, message, tmp_path, monkeypatch, fails
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "README.md").write_text("mine")
@@ -832,10 +792,7 @@ def test_invalid_export_paths_are_rejected_before_loading_the_checkpoint(
     (tmp_path / "dangling.tar.gz").symlink_to("nowhere")
     monkeypatch.setattr(inspection, "inspect_checkpoint", pytest.fail)
     before = tree(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["--checkpoint=run", "--export_dir=new", *arguments])
-    error_text = capsys.readouterr().err
-    assert stop.value.code == 2 and message in error_text and error_text.count("\n") == 1
+    fails(message, cli.main, ["--checkpoint=run", "--export_dir=new", *arguments])
     assert tree(tmp_path) == before
 
 
@@ -878,13 +835,9 @@ def test_folder_and_image_names_may_contain_special_characters(
     ],
 )
 def test_unusable_inference_arguments_give_one_line_errors_and_no_files(
-    arguments, message, saved_model, photos, tmp_path, monkeypatch, capsys
+    arguments, message, saved_model, photos, tmp_path, monkeypatch, fails
 ):
     monkeypatch.chdir(tmp_path)
     arguments = arguments.replace("MODEL", saved_model).replace("PHOTOS", str(photos))
-    with pytest.raises(SystemExit) as stop:
-        inference_cli.main(arguments.split())
-    error_text = capsys.readouterr().err
-    assert stop.value.code == 2 and message in error_text
-    assert error_text.count("\n") == 1 and "\x1b" not in error_text
+    fails(message, inference_cli.main, arguments.split())
     assert not list(tmp_path.iterdir())

@@ -19,7 +19,7 @@ from checkpoints import inspection, restoring, summary, torch_names, weight_file
 from config import Config
 from export import cli
 from runtime.errors import UserError
-from support import ROOT, golden, runs
+from support import ROOT, golden, no_space, runs
 
 CLASSES = ["a", "b|c", "d"]
 DOWNSAMPLE = "layer1.0.downsample."
@@ -212,14 +212,9 @@ def test_export_of_a_network_without_heads_writes_no_head_files(tmp_path):
 
 
 @pytest.mark.parametrize("ratio", ["sk_ratio", "se_ratio"])
-def test_networks_with_sk_or_se_are_rejected(ratio, tmp_path, capsys):
+def test_networks_with_sk_or_se_are_rejected(ratio, tmp_path, fails):
     _, checkpoint = make_checkpoint(tmp_path, resnet_depth=10, image_size=8, **{ratio: 0.0625})
-    with pytest.raises(SystemExit) as stop:
-        export(checkpoint, tmp_path)
-    error_text = capsys.readouterr().err
-    assert stop.value.code == 2 and error_text.count("\n") == 1
-    assert f"--checkpoint={checkpoint}: resnet" in error_text
-    assert "selective kernels or squeeze-and-excitation" in error_text
+    fails(f"--checkpoint={checkpoint}: resnet", export, checkpoint, tmp_path)
     assert not (tmp_path / "torch").exists()
 
 
@@ -236,17 +231,14 @@ def test_networks_with_sk_or_se_are_rejected(ratio, tmp_path, capsys):
     ],
 )
 def test_invalid_paths_are_rejected_before_loading_the_checkpoint(
-    out, message, tmp_path, monkeypatch, capsys
+    out, message, tmp_path, monkeypatch, fails
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(inspection, "inspect_checkpoint", pytest.fail)
     (tmp_path / "other").mkdir()
     for name in ("a.safetensors", "b.md", "c.linear_head.safetensors", "other/torch_resnet.py"):
         (tmp_path / name).write_text("mine")
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["torch", "--checkpoint=run", f"--out={out}"])
-    error_text = capsys.readouterr().err
-    assert stop.value.code == 2 and message in error_text and error_text.count("\n") == 1
+    fails(message, cli.main, ["torch", "--checkpoint=run", f"--out={out}"])
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == 4 and {path.read_text() for path in files} == {"mine"}
 
@@ -257,11 +249,8 @@ def test_two_exports_share_the_code_and_a_failed_export_leaves_no_files(tmp_path
     before = sorted(os.listdir(tmp_path / "torch"))
     second = ["torch", f"--checkpoint={checkpoint}", f"--out={tmp_path}/torch/2.safetensors"]
 
-    def fail(self, content):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(pathlib.Path, "write_bytes", fail)
+        patch.setattr(pathlib.Path, "write_bytes", no_space)
         cli.main(second)
     assert sorted(os.listdir(tmp_path / "torch")) == before
     cli.main(second)

@@ -185,14 +185,6 @@ def test_evaluation_does_not_see_a_checkpoint_that_is_being_saved(runs, complete
     assert read_results(directory / "result.json")["global_step"] == STEP
 
 
-def test_index_without_data_is_an_error(runs, tmp_path):
-    assert runs.run(tmp_path / "run", "rename *\tckpt-4.index", 1)[0] == -9
-    (tmp_path / "run" / "ckpt-2.data-00000-of-00001").rename(tmp_path / "data")
-    assert runs.run(tmp_path / "run")[0] == 2
-    (tmp_path / "data").rename(tmp_path / "run" / "ckpt-2.data-00000-of-00001")
-    assert runs.run(tmp_path / "run")[0] == 0
-
-
 def test_files_of_a_run_are_writable_for_its_group(runs, tmp_path):
     directory = tmp_path / "run"
     directory.mkdir()

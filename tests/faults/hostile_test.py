@@ -11,9 +11,7 @@ from checkpoints import restoring, weight_files
 from config import Config
 from inference import writers
 from runtime.errors import UserError
-from support import ROOT
-
-SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
+from support import ROOT, SMALL
 
 
 def test_saved_model_passed_as_checkpoint_is_not_executed(tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ import functools
 import os
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,10 +16,10 @@ import train
 from checkpoints import checkpoint_files, restoring, run_directory, weight_files
 from checkpoints.lock import Lock
 from config import Config
-from runtime import console, storage
+from runtime import storage
 from runtime.errors import UserError
 from sources.indexed import IndexedSource
-from support import ROOT, processes, runs
+from support import processes, runs
 
 pytestmark = pytest.mark.usefixtures("stem_only_resnet")
 
@@ -31,14 +30,7 @@ SETTINGS = dict(train_steps=9, checkpoint_steps=3)
 def run(tmp_path):
     """Returns a function that trains in tmp_path/run and returns the log."""
 
-    def function(**settings):
-        lines = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(console, "log", lines.append)
-            runs.run(tmp_path / "run", **{**SETTINGS, **settings})
-        return "\n".join(lines)
-
-    return function
+    return lambda **settings: runs.run(tmp_path / "run", **{**SETTINGS, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -200,16 +192,14 @@ def test_only_temporary_files_of_killed_processes_are_deleted(trained, run, tmp_
         (run_dir / name).write_text("half")
         # A recent file may be in use.
         os.utime(run_dir / name, None if recent in name else (0, 0))
+    (tmp_path / "elsewhere").mkdir()
+    links = {f"{unfinished}ckpt_a1b2": "../elsewhere", f"{unfinished}{'0b' * 8}": "notes.txt"}
+    for name, target in links.items():
+        (run_dir / name).symlink_to(target)
     run(train_steps=3)
+    assert all((run_dir / name).is_symlink() for name in links)
     assert not any((run_dir / name).exists() for name in temporary_files)
     assert all((run_dir / name).read_text() == "half" for name in others)
-
-
-def test_corrupt_warm_start_checkpoint_is_rejected(trained, run, tmp_path):
-    trained(3)
-    corrupt(tmp_path / "run" / "ckpt-3.data-00000-of-00001", "truncated")
-    with pytest.raises(UserError, match="ckpt-3(: the file is corrupt| cannot be read)"):
-        runs.run(tmp_path / "other", train_mode="finetune", checkpoint=str(tmp_path / "run"))
 
 
 # ---------------------------------------------------------------------------------------------------------- names
@@ -265,12 +255,10 @@ def test_run_resumes_in_a_directory_with_an_unusual_name(name, trained, tmp_path
 )
 def test_changed_flags_are_rejected_and_listed(changes, message, trained, run, tmp_path):
     trained(3)
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = runs.contents(tmp_path / "run")
     with pytest.raises(UserError, match=message):
         run(**changes, given=list(changes))
-    assert before == {
-        path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()
-    }
+    assert runs.contents(tmp_path / "run") == before
 
 
 def test_run_resumes_with_more_steps_and_with_allowed_flag_changes(trained, run, tmp_path):
@@ -418,19 +406,8 @@ def test_read_only_directory_is_rejected(tmp_path, monkeypatch):
 # ----------------------------------------------------------------------------------------------------------- lock
 
 
-_HOLD = """
-import sys, time
-from checkpoints.lock import Lock
-with Lock(sys.argv[1]):
-    print("held", flush=True)
-    time.sleep(99)
-"""
-
-
 def test_lock_rejects_a_second_run_and_is_released_when_the_first_run_is_killed(tmp_path):
-    command = [sys.executable, "-c", _HOLD, str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "held\n"
+    with processes.holding_lock(tmp_path) as other:
         with pytest.raises(
             UserError, match=rf"--model_dir=.* is in use by process {other.pid} on \S+\. Wait"
         ):
@@ -441,28 +418,16 @@ def test_lock_rejects_a_second_run_and_is_released_when_the_first_run_is_killed(
         assert f"process {os.getpid()} " in (tmp_path / "train.lock").read_text()
 
 
-def test_run_stops_if_its_directory_is_removed_during_training(trained, run, tmp_path, monkeypatch):
-    def remove_and_restart(*arguments):
-        shutil.rmtree(tmp_path / "run")
-        (tmp_path / "run").mkdir()
-        other.append(Lock(str(tmp_path / "run")))
-        return make(*arguments)
-
-    other, make = [], train.make_run_steps
-    monkeypatch.setattr(train, "make_run_steps", remove_and_restart)
-    with pytest.raises(
-        UserError, match="--model_dir=.*the directory was removed or replaced during the run"
-    ):
-        run()
-    other[0].check()
-    assert not checkpoint_files.list_steps(str(tmp_path / "run"))
-
-
 @pytest.mark.parametrize(
-    "module, function", [(train, "build_training_state"), (run_lib.evaluate, "evaluate_and_write")]
+    "module, function",
+    [
+        (train, "build_training_state"),
+        (train, "make_run_steps"),
+        (run_lib.evaluate, "evaluate_and_write"),
+    ],
 )
 def test_directory_of_another_run_is_not_modified(module, function, trained, tmp_path, monkeypatch):
-    """Replaces the run directory with that of another run before training or evaluation."""
+    """Replaces the run directory with that of another run before or in training, or before an evaluation."""
 
     def replace(*arguments, **options):
         (tmp_path / "run").rename(tmp_path / "gone")
@@ -472,18 +437,14 @@ def test_directory_of_another_run_is_not_modified(module, function, trained, tmp
     call = getattr(module, function)
     trained(3)
     (tmp_path / "run").rename(tmp_path / "other")
-    before = {path: path.read_bytes() for path in (tmp_path / "other").rglob("*") if path.is_file()}
+    before = runs.contents(tmp_path / "other")
     monkeypatch.setattr(module, function, replace)
     with pytest.raises(UserError, match="the directory was removed or replaced during the run"):
         runs.run(
             tmp_path / "run",
             **{**SETTINGS, "mode": "train_then_eval", "learning_rate": 0.01, "train_steps": 3},
         )
-    assert before == {
-        tmp_path / "other" / path.relative_to(tmp_path / "run"): path.read_bytes()
-        for path in (tmp_path / "run").rglob("*")
-        if path.is_file()
-    }
+    assert runs.contents(tmp_path / "run") == before
 
 
 def test_run_in_a_directory_with_other_files_replaces_only_its_own_names(run, tmp_path):
@@ -507,15 +468,6 @@ def test_lock_that_is_a_link_is_rejected(tmp_path):
     with pytest.raises(UserError, match="--model_dir=.*train.lock cannot be opened"):
         Lock(str(tmp_path))
     assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_links_with_the_names_of_temporary_files_are_kept(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    names = {f"{storage.TEMP_PREFIX}ckpt_x1y2", f"{storage.TEMP_PREFIX}{'0a' * 8}"}
-    for name in names:
-        (tmp_path / name).symlink_to(tmp_path / "elsewhere")
-    run_directory.remove_temporary_files(str(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", *names}
 
 
 def test_evaluation_does_not_need_the_lock(run, tmp_path):

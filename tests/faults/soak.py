@@ -24,7 +24,7 @@ sys.path[:0] = [str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(__file_
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from support import processes  # noqa: E402
-from support.addresses import free_addresses, tf_config  # noqa: E402
+from support.addresses import worker_environments  # noqa: E402
 
 _STEPS = dict(device=400, replicas=200, workers=100)
 _TITLES = dict(device="one device", replicas="two replicas", workers="two workers")
@@ -34,8 +34,7 @@ _MIN_SECONDS = 3  # Minimum time until a kill. The maximum is the duration of th
 def environments(setup):
     """Returns a list with the additional environment variables of each process of a run."""
     if setup == "workers":
-        addresses = free_addresses(2)
-        return [{"TF_CONFIG": tf_config({"worker": addresses}, index=index)} for index in range(2)]
+        return worker_environments(2)
     return [{"REPLICAS": "2"} if setup == "replicas" else {}]
 
 

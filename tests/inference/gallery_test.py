@@ -15,7 +15,7 @@ from sklearn import neighbors as sklearn_neighbors
 from inference import analysis, endpoints, gallery, similarity, thumbnails
 from inference import cli as inference_cli
 from sources import folders
-from support import networks
+from support import networks, no_space
 
 STRANGE_NAME = '<b>x&".jpg'
 
@@ -230,7 +230,7 @@ def test_gallery_computes_vectors_with_a_network_and_lists_unreadable_images(
     ],
 )
 def test_invalid_arguments_give_one_line_errors(
-    arguments, words, photos, tmp_path, monkeypatch, capsys
+    arguments, words, photos, tmp_path, monkeypatch, fails
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.npz").write_text("text")
@@ -238,10 +238,8 @@ def test_invalid_arguments_give_one_line_errors(
     np.savez("shapes.npz", files=["11.jpg"], vectors=np.ones([2, 2], np.float32))
     np.savez("nan.npz", files=["11.jpg"], vectors=np.full([1, 2], np.nan, np.float32))
     before = set(tmp_path.iterdir())
-    with pytest.raises(SystemExit) as stop:
-        inference_cli.main(["gallery", "model", str(photos), "--out=g.html", *arguments])
-    printed = capsys.readouterr().err
-    assert stop.value.code == 2 and words in printed and printed.count("\n") == 1
+    command = ["gallery", "model", str(photos), "--out=g.html", *arguments]
+    fails(words, inference_cli.main, command)
     assert set(tmp_path.iterdir()) == before
 
 
@@ -414,11 +412,8 @@ def test_gallery_of_a_run_omits_excluded_files_and_samples_large_splits(
 
 
 def test_unfinished_page_does_not_replace_an_existing_page(labeled, tmp_path, monkeypatch, capsys):
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
     networks.replace_network(monkeypatch, lambda images: images + 1.0)
-    monkeypatch.setattr(gallery.storage, "write_bytes", fail)
+    monkeypatch.setattr(gallery.storage, "write_bytes", no_space)
     (tmp_path / "gallery.html").write_text("older")
     source = folders.folder_source(str(labeled))
     assert gallery.write_for_run("model", source, "test", str(tmp_path), 0) is None

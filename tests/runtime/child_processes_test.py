@@ -115,6 +115,17 @@ def test_a_signal_stops_running_jobs_and_prevents_new_ones(signum, tmp_path):
     assert not (tmp_path / "started").exists()
 
 
+def test_a_job_that_exits_with_status_0_after_a_signal_counts_as_stopped(tmp_path):
+    code = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(60)
+"""
+    with pytest.raises(Stopped, match="stopped in"), child_processes.Launcher() as launcher:
+        launcher.run(job(tmp_path, code))
+
+
 def test_launcher_stops_on_signals_before_and_after_a_job(tmp_path):
     touch = job(
         tmp_path / "0",

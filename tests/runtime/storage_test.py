@@ -1,6 +1,5 @@
 """Atomic writes and type-checked reads of result files."""
 
-import errno
 import os
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from checkpoints import run_directory, weight_files
 from runtime import storage
 from runtime.errors import UserError
+from support import no_space
 from support.hostile import HOSTILE
 
 
@@ -43,14 +43,11 @@ def test_failed_writes_keep_the_old_content(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
     storage.write_json(str(path), {"a": 1})
 
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with (
         monkeypatch.context() as patch,
         pytest.raises(UserError, match="No space left on device") as error,
     ):
-        patch.setattr(os, "replace", full)
+        patch.setattr(os, "replace", no_space)
         storage.write_json(str(path), {"a": 2})
     assert "\n" not in str(error.value) and storage.read_json(str(path)) == {"a": 1}
     assert os.listdir(tmp_path) == ["x.json"]

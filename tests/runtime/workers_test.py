@@ -22,8 +22,8 @@ import evaluate
 from runtime import devices, signals, workers
 from runtime.errors import Stopped, UserError
 from sources import digits
-from support import runs, training_worker
-from support.addresses import free_addresses, slurm_variables, tf_config
+from support import SMALL, runs, training_worker
+from support.addresses import free_addresses, slurm_variables, tf_config, worker_environments
 
 CLUSTER = {"worker": ["a:1", "b:1"]}
 
@@ -334,13 +334,10 @@ def test_combined_batches_of_all_workers_match_the_batches_of_one_worker(num_wor
 
 
 SETTINGS = dict(
+    SMALL,
     dataset="digits",
-    resnet_depth=10,
-    image_size=8,
     train_split="train[:64]",
     train_batch_size=16,
-    num_proj_layers=2,
-    proj_out_dim=16,
     seed=7,
     color_jitter_strength=0.0,
     learning_rate=0.3,
@@ -365,11 +362,7 @@ def run_workers(directories, settings, seconds=300, status=0, environments=None)
     not exit with `status` within `seconds`, the test fails and shows all outputs.
     """
     settings = settings if isinstance(settings, list) else [settings] * len(directories)
-    addresses = free_addresses(len(directories))
-    environments = environments or [
-        {"TF_CONFIG": tf_config({"worker": addresses}, index=index)}
-        for index in range(len(directories))
-    ]
+    environments = environments or worker_environments(len(directories))
     with contextlib.ExitStack() as stack:
         logs, processes = [], []
         for index, directory in enumerate(directories):

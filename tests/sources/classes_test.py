@@ -11,7 +11,6 @@ import metrics
 import model as model_lib
 from checkpoints import restoring
 from config import Config
-from runtime import console
 from runtime.errors import UserError
 from sources import classes
 from support import runs
@@ -67,18 +66,16 @@ def write_folder(root, names):
 
 
 def run(model_dir, dataset, **settings):
-    messages = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(console, "log", messages.append)
-        runs.run(
-            model_dir,
-            dataset=dataset,
-            train_split="train",
-            eval_split="train",
-            given=["eval_split"],
-            **{**dict(train_batch_size=8, train_steps=1), **settings},
-        )
-    return "\n".join(messages)
+    return runs.run(
+        model_dir,
+        dataset=dataset,
+        train_split="train",
+        eval_split="train",
+        given=["eval_split"],
+        train_batch_size=8,
+        train_steps=1,
+        **settings,
+    )
 
 
 @pytest.fixture(scope="module")

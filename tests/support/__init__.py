@@ -1,5 +1,12 @@
 """Functions and data shared by test modules."""
 
+import errno
 import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
+
+
+def no_space(*_, **__):
+    """Raises the error that a full disk causes."""
+    raise OSError(errno.ENOSPC, "No space left on device")

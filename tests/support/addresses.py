@@ -9,6 +9,12 @@ def tf_config(cluster, job="worker", index=0):
     return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
 
 
+def worker_environments(count):
+    """Returns the environment variables of each worker in a cluster on this machine."""
+    addresses = free_addresses(count)
+    return [{"TF_CONFIG": tf_config({"worker": addresses}, index=index)} for index in range(count)]
+
+
 def slurm_variables(nodes, tasks_per_node, node, local_task, num_tasks, task=0, job=17):
     """Returns the variables that srun sets for one task. All values except the numbers are in Slurm's format."""
     return {

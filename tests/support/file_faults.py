@@ -75,27 +75,15 @@ def _serve():
 
     import resnet
     import run as run_lib
-    from checkpoints import inspection, training_log, weight_files
+    from checkpoints import training_log
     from config import Config
-    from export import saving
     from runtime import command_line
+    from support import networks
 
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     resnet.DEPTHS[10] = (False, ())
     training_log.draw_curves = lambda rows: b"curves"
-    # Files of a SavedModel are written quickly, since an export requires a complete network.
-    file = weight_files.WeightFile("", "TF2 checkpoint", {}, {}, 0, None)
-    info = inspection.CheckpointInfo(Config(), None, None, True, 4, False, file)
-    saving.restoring.open_network = lambda *_: (None, info)
-    saving.build_module = lambda *_: (None, None)
-
-    def save(module, path, signatures):
-        for name in saving.FILES:
-            target = pathlib.Path(path, name)
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes(b"content")
-
-    tf.saved_model.save = save
+    networks.replace_exports()  # A real export requires a complete network.
     library = ctypes.CDLL(None)
     for line in sys.stdin:
         (model_dir, match, at, action, trace), settings = json.loads(line)

@@ -4,8 +4,10 @@ import json
 import zlib
 
 import numpy as np
+import tensorflow as tf
 
-from checkpoints import restoring
+import resnet
+from checkpoints import architecture, restoring, tf1_names
 from config import Config
 from support import ROOT
 
@@ -48,6 +50,28 @@ def assign_computed_weights(model):
     for key, variable in variables.items():
         variable.assign(computed_weight(key, tuple(variable.shape)))
     return variables
+
+
+def tf1_name(key):
+    """Returns the name of a ResNet-10 variable in the original's TF1 checkpoints."""
+    specs = list(resnet.layer_specs(*resnet.DEPTHS[10], 1, True))
+    names = dict(zip(architecture.checkpoint_names(specs), tf1_names.encoder_names(specs)))
+    layer, _, variable = key.rpartition("/")
+    name = layer.replace("model/_projection_head/linear_layers/", "head_contrastive/nl_")
+    name = name.replace("model/supervised_head", "head_supervised")
+    name = name.replace("bn_relu/bn", "batch_normalization")
+    return f"{names.get(layer, name)}/{variable}"
+
+
+def save_tensors(path, tensors):
+    """Writes a checkpoint without an object graph, given a dict of names and tensors. Returns its prefix."""
+    tf.raw_ops.SaveV2(
+        prefix=str(path),
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=list(tensors.values()),
+    )
+    return str(path)
 
 
 def relative_error(actual, expected):

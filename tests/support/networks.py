@@ -1,7 +1,12 @@
-"""Replaces the network of the inference commands with a function."""
+"""Replacements for the networks of the inference commands and of exports."""
 
-from checkpoints import inspection
+import pathlib
+
+import tensorflow as tf
+
+from checkpoints import inspection, weight_files
 from config import Config
+from export import saving
 from inference import endpoints
 
 
@@ -10,3 +15,19 @@ def replace_network(monkeypatch, function, class_names=None, multi_label=False, 
     config = Config(**{"image_size": 8, **settings})
     info = inspection.CheckpointInfo(config, class_names, None, False, None, multi_label, None)
     monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (function, info))
+
+
+def replace_exports(set_attribute=setattr):
+    """Makes exports write small files quickly, without a network. A test passes `monkeypatch.setattr`."""
+    file = weight_files.WeightFile("", "TF2 checkpoint", {}, {}, 0)
+    info = inspection.CheckpointInfo(Config(), None, None, True, 4, False, file)
+
+    def save(module, path, signatures):
+        for name in saving.FILES:
+            target = pathlib.Path(path, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(b"new")
+
+    set_attribute(saving.restoring, "open_network", lambda *_: (None, info))
+    set_attribute(saving, "build_module", lambda *_: (None, None))
+    set_attribute(tf.saved_model, "save", save)

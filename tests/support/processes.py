@@ -1,5 +1,6 @@
 """Helpers for training runs in separate processes that tests can kill, and for reading checkpoints and logs."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -11,16 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from checkpoints import checkpoint_files
+from support import ROOT, SMALL
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 # A step on digits takes 10 to 40 ms. An epoch has four steps, so most checkpoints are written
 # before an epoch ends.
 FLAGS = dict(
+    SMALL,
     dataset="digits",
-    resnet_depth=10,
-    image_size=8,
-    num_proj_layers=2,
-    proj_out_dim=16,
     train_batch_size=16,
     train_split="train[:64]",
     learning_rate=0.02,
@@ -31,6 +30,35 @@ FLAGS = dict(
     eval_batch_size=90,
     linear_head_learning_rate=0.1,
 )
+
+
+@contextlib.contextmanager
+def program(code, *arguments):
+    """Starts a Python program, and waits until it prints a line. Yields the process, and then kills it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdout.readline(), process.stderr.read()
+            yield process
+        finally:
+            process.kill()
+
+
+def holding_lock(*arguments):
+    """Starts a program that holds a lock, given the arguments of `Lock`; see `program`."""
+    code = """
+import sys, time
+from checkpoints.lock import Lock
+with Lock(*sys.argv[1:]):
+    print("held", flush=True)
+    time.sleep(99)
+"""
+    return program(code, *arguments)
 
 
 def start(model_dir, environment=None, log=None, **flags):

@@ -152,6 +152,21 @@ def train_case(strategy, settings):
     return results
 
 
+def assert_equal(results, expected, rtol=1e-9):
+    """Asserts that arrays match within the larger of 1e-12 and `rtol` times their largest absolute value."""
+    assert set(results) == set(expected)
+    for name, value in expected.items():
+        # Only logged scalars have the type float32.
+        tolerance = 2e-7 if np.asarray(value).dtype == np.float32 else rtol
+        np.testing.assert_allclose(
+            results[name],
+            value,
+            rtol=0,
+            atol=max(tolerance * np.abs(value).max(), 1e-12),
+            err_msg=name,
+        )
+
+
 def first_loss(strategy, settings):
     """Returns the first step's contrastive loss and its metrics, without training."""
     config = make_config(settings)

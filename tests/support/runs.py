@@ -8,17 +8,15 @@ import tensorflow as tf
 import run as run_lib
 from checkpoints.run_directory import RunContext
 from config import Config
-from runtime import signals
+from runtime import console, signals
 from sources import datasets
+from support import SMALL
 
 TINY = dict(
+    SMALL,
     dataset="digits",
-    resnet_depth=10,
-    image_size=8,
     train_batch_size=32,
     eval_batch_size=90,
-    num_proj_layers=2,
-    proj_out_dim=16,
     seed=7,
     color_jitter_strength=0.0,
     train_split="train[:64]",
@@ -27,11 +25,26 @@ TINY = dict(
 
 
 def run(model_dir, given=(), with_export=False, **settings):
-    """Calls `run.main` in the test process. The export is optional because it takes several seconds."""
+    """Calls `run.main` in the test process. Returns the log.
+
+    The export is optional because it takes several seconds.
+    """
+    lines, log = [], console.log
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(console, "log", lambda text: (lines.append(text), log(text)))
         if not with_export:
             patch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
         run_lib.main(Config(**{**TINY, "model_dir": str(model_dir), **settings}), given)
+    return "\n".join(lines)
+
+
+def contents(directory):
+    """Returns a dict that maps the relative paths of all files in a directory to their contents."""
+    return {
+        path.relative_to(directory): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
 
 
 def read_results(path):

@@ -22,6 +22,7 @@ from probing import features, logistic_regression
 from runtime import child_processes
 from runtime.errors import UserError
 from sources import digits
+from support import SMALL
 from support.flags import make_flags
 from support.images import write_images
 from transfer import cli, grid_search, linear_evaluation, measures, output, significance, tasks
@@ -29,7 +30,6 @@ from transfer import cli, grid_search, linear_evaluation, measures, output, sign
 FEW = ("--dataset=digits", "--train=train[:60]", "--validation=train[60:80]", "--test=test[:20]")
 SPLITS = ("train", "validation", "test")
 SINGLE = ("--learning_rates=0.1", "--weight_decays=0")
-SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
 
 @pytest.fixture(scope="module")
@@ -166,19 +166,6 @@ def test_ties_select_the_strongest_regularization(feature_sets):
 
 
 @pytest.fixture
-def fails(capsys):
-    """Returns a function that checks the status and the one-line message of a command that fails."""
-
-    def check(expected, command, *arguments, status=2):
-        with pytest.raises(SystemExit) as error:
-            command(*arguments)
-        message = capsys.readouterr().err
-        assert error.value.code == status and expected in message and message.count("\n") == 1
-
-    return check
-
-
-@pytest.fixture
 def out(tmp_path):
     return tmp_path / "out"
 
@@ -222,6 +209,10 @@ def write_folder(root, **sizes):
     return f"--dataset=folder:{root / 'photos'}"
 
 
+def result_of(out):
+    return json.loads((out / "result.json").read_text())
+
+
 def features_of(out):
     """Returns the features and labels of each split that a linear evaluation wrote below `out`."""
     [directory] = out.glob("linear_*")
@@ -241,7 +232,7 @@ def test_linear_evaluation_saves_features_and_predictions(
         f"--out={out}",
     )
     run(*command)
-    results = json.loads((out / "result.json").read_text())
+    results = result_of(out)
     source, feature_sets = digits.digits_source(), features_of(out)
     for name, split in zip(SPLITS, ("train[:320]", "train[320:400]", "test[:150]")):
         labels = [int(label) for *_, label in source.records(split)]
@@ -266,7 +257,7 @@ def test_linear_evaluation_saves_features_and_predictions(
     assert f"top 1          {results['test']:.4f}" in capsys.readouterr().out
     monkeypatch.setattr(features, "extract", None)  # Fails if saved features are extracted again.
     run(*command)
-    assert json.loads((out / "result.json").read_text()) == results
+    assert result_of(out) == results
     [directory] = out.glob("linear_*")
     record = Record.read(str(directory))
     assert record.results["l2"] == results["l2"] and not record.diverged
@@ -368,7 +359,7 @@ def test_directory_depends_on_everything_that_affects_the_features(
         run(*default, *arguments)
         assert len(extracted) == (3 if is_new else 0), arguments
     assert len(list(out.glob("linear_*"))) == 5
-    assert json.loads((out / "result.json").read_text())["checkpoint"] == network
+    assert result_of(out)["checkpoint"] == network
 
 
 def test_undefined_metrics_are_rejected():
@@ -463,7 +454,7 @@ def test_grid_search_selects_on_validation_data_and_reports_test_accuracy(
         "test",
         "0.1",
     )
-    results = json.loads((out / "result.json").read_text())
+    results = result_of(out)
     assert results["test"] == 1.0 and (results["learning_rate"], results["weight_decay"]) == (
         0.1,
         0.0,
@@ -494,7 +485,7 @@ def test_grid_search_selects_on_validation_data_and_reports_test_accuracy(
 def test_trials_are_compared_by_the_metric_of_the_task(network, program, out):
     for metric, expected in (("mean_per_class", 0.5), ("top_1", 1.0)):
         grid(network, out, *SINGLE, f"--metric={metric}")
-        results = json.loads((out / "result.json").read_text())
+        results = result_of(out)
         assert [result["metric"] for result in results["validation"]] == [expected]
     assert len(program()) == 2  # The metric does not affect training.
 
@@ -633,7 +624,7 @@ def test_killed_trial_does_not_count_as_diverged(network, tmp_path, program, out
     assert not list(out.glob("*/record.json"))
     (tmp_path / "program" / "run.py").write_text(_PROGRAM)
     grid(network, out, *SINGLE)
-    assert json.loads((out / "result.json").read_text())["test"] == 1.0
+    assert result_of(out)["test"] == 1.0
 
 
 def test_corrupt_record_is_reported_and_an_empty_one_is_repeated(network, program, out, fails):
@@ -692,7 +683,7 @@ def test_training_from_scratch_on_a_folder_skips_a_corrupt_image(network, tmp_pa
             f"--out={out}",
         ]
     )
-    results = json.loads((out / "result.json").read_text())
+    results = result_of(out)
     assert results["test"] == results["validation"][0]["metric"] == 1.0
     assert len(np.load(out / "predictions.npz")["labels"]) == 20
 
@@ -708,7 +699,7 @@ def test_fine_tuning_with_the_real_run_py_selects_the_better_learning_rate(netwo
         "--steps=60",
     )
     grid(network, out, *arguments, "--batch_size=32")
-    results = json.loads((out / "result.json").read_text())
+    results = result_of(out)
     assert results["learning_rate"] == 1 and results["test"] > 0.3
     saved = np.load(out / "predictions.npz")
     assert (saved["logits"].argmax(1) == saved["labels"]).mean() == results["test"] and len(
