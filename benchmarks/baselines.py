@@ -5,6 +5,7 @@ Each function returns an implementation for `measure.measure`, which receives a 
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ from benchmarks.programs import CLASSES, Implementation
 from probing import logistic_regression as linear
 from transfer import linear_evaluation
 
-_EETA = 0.001
+_LEARNING_RATE, _MOMENTUM, _WEIGHT_DECAY, _EETA = 0.1, 0.9, 1e-6, 0.001
 # Results of the original's code with TensorFlow 2.15.1, one value per seed.
 _ORIGINAL = {
     "digits": {
@@ -47,28 +48,22 @@ def original_accuracies(name: str) -> Implementation:
 # ------------------------------------------------------------------------------------------------------------- training
 
 
-def lars_updates(
-    variables: list[tf.Variable],
-    excluded: list[bool],
-    learning_rate: float = 0.1,
-    momentum: float = 0.9,
-    weight_decay: float = 1e-6,
-) -> Callable[[list[tf.Tensor]], None]:
+def lars_updates(variables: list[tf.Variable]) -> Callable[[list[tf.Tensor]], None]:
     """Returns a function of gradients that applies the original's formulas of LARS to the variables, one at a time.
 
-    `excluded` has a boolean per variable: no weight decay, and a trust ratio of 1.
+    Variables of rank 0 or 1 have no weight decay, and a trust ratio of 1.
     """
     slots = [tf.Variable(tf.zeros_like(variable)) for variable in variables]
 
     def update(gradients):
-        for variable, grad, slot, is_excluded in zip(variables, gradients, slots, excluded):
+        for variable, grad, slot in zip(variables, gradients, slots):
             trust_ratio = 1.0
-            if not is_excluded:
-                grad = grad + weight_decay * variable
+            if variable.shape.rank > 1:
+                grad = grad + _WEIGHT_DECAY * variable
                 norm, grad_norm = tf.norm(variable), tf.norm(grad)
                 positive = (norm > 0) & (grad_norm > 0)
                 trust_ratio = tf.where(positive, _EETA * norm / grad_norm, 1.0)
-            slot.assign(momentum * slot + learning_rate * trust_ratio * grad)
+            slot.assign(_MOMENTUM * slot + _LEARNING_RATE * trust_ratio * grad)
             variable.assign_sub(slot)
 
     return update
@@ -77,8 +72,11 @@ def lars_updates(
 def lars(depth: int) -> Implementation:
     """An update of all variables of a network with `lars_updates`."""
     variables, gradients, _ = programs.network_variables(depth)
-    update = lars_updates(variables, [variable.shape.rank <= 1 for variable in variables])
+    update = lars_updates(variables)
     return repeated(tf.function(lambda: update(gradients), autograph=False))
+
+
+_norm = functools.partial(keras.layers.BatchNormalization, momentum=0.9, epsilon=1e-5)
 
 
 def _conv_norm(
@@ -86,12 +84,12 @@ def _conv_norm(
 ) -> tf.Tensor:
     layers = keras.layers
     x = layers.Conv2D(filters, size, strides, padding="same", use_bias=False)(x)
-    x = layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
+    x = _norm()(x)
     return layers.ReLU()(x) if relu else x
 
 
 def keras_resnet(
-    depth: int, size: int, cifar_stem: bool = True, precision: str = "float32"
+    depth: int, size: int, cifar_stem: bool, precision: str = "float32"
 ) -> keras.Model:
     """Builds a ResNet that returns projections and the logits of the linear head, both in float32.
 
@@ -105,8 +103,10 @@ def keras_resnet(
     keras.mixed_precision.set_global_policy(precision)
     layers, (has_bottleneck, counts) = keras.layers, resnet_lib.DEPTHS[depth]
     images = keras.Input([size, size, 3])
-    x = _conv_norm(images, 64, 3) if cifar_stem else _conv_norm(images, 64, 7, 2)
-    x = x if cifar_stem else layers.MaxPooling2D(3, 2, padding="same")(x)
+    if cifar_stem:
+        x = _conv_norm(images, 64, 3)
+    else:
+        x = layers.MaxPooling2D(3, 2, padding="same")(_conv_norm(images, 64, 7, 2))
     for group, count in enumerate(counts):
         for index in range(count):
             filters, strides = 64 * 2**group, 2 if group and not index else 1
@@ -123,30 +123,25 @@ def keras_resnet(
     logits = layers.Dense(CLASSES)(tf.stop_gradient(x))
     for _ in range(2):
         x = layers.Dense(x.shape[-1], use_bias=False)(x)
-        x = layers.ReLU()(layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x))
+        x = layers.ReLU()(_norm()(x))
     x = layers.Dense(128, use_bias=False)(x)
-    z = layers.BatchNormalization(momentum=0.9, epsilon=1e-5, center=False)(x)
-    return keras.Model(images, [z, logits])
-
-
-def keras_loss(model: keras.Model, views: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of both losses for two views, each [n, h, w, 3], and labels [n]."""
-    projections, logits = model(tf.concat(views, 0), training=True)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.tile(labels, [2]), logits)
-    return objective.add_contrastive_loss(projections, True, 0.1)[0] + tf.reduce_mean(losses)
+    return keras.Model(images, [_norm(center=False)(x), logits])
 
 
 def keras_step(batch: int, jit_compile: bool, **network: Any) -> Implementation:
     """Training steps of plain Keras with LARS. With float16, the loss is not scaled."""
     model = keras_resnet(**network)
     variables = model.trainable_variables
-    update = lars_updates(variables, [variable.shape.rank <= 1 for variable in variables])
+    update = lars_updates(variables)
     views, labels = programs.random_batch(batch, network["size"])
 
     @tf.function(autograph=False, jit_compile=jit_compile)
     def step():
         with tf.GradientTape() as tape:
-            loss = keras_loss(model, views, labels)
+            projections, logits = model(tf.concat(views, 0), training=True)
+            contrastive_loss, *_ = objective.add_contrastive_loss(projections, True, 0.1)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.tile(labels, [2]), logits)
+            loss = contrastive_loss + tf.reduce_mean(losses)
         update(tape.gradient(loss, variables))
         return loss
 

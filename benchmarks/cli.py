@@ -20,10 +20,13 @@ from runtime import command_line, tensorflow_startup
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command-line program, which prints JSON lines."""
     tensorflow_startup.set_environment()  # The child processes inherit the variables.
+    epilog = "benchmarks (and the default of --sizes):"
+    for name, (function, sizes) in cases.BENCHMARKS.items():
+        epilog += f"\n  {name} ({','.join(map(str, sizes))}): {function.__doc__}"
     parser = command_line.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__,
-        epilog="benchmarks (and the default of --sizes):\n" + "\n".join(_descriptions()),
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=cases.BENCHMARKS, metavar="NAME", help="see below")
@@ -45,11 +48,6 @@ def main(arguments: list[str] | None = None) -> None:
     )
     arguments = parser.parse_args(arguments)
     command_line.run_command(parser.prog, lambda: _run(arguments))
-
-
-def _descriptions() -> Iterator[str]:
-    for name, (function, sizes) in cases.BENCHMARKS.items():
-        yield f"  {name} ({','.join(map(str, sizes))}): {function.__doc__}"
 
 
 def _parse_sizes(text: str) -> list[int]:

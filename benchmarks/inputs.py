@@ -9,7 +9,7 @@ import numpy as np
 WIDTH, CLASSES = 512, 20
 
 
-def clusters(count: int, num_classes: int = CLASSES) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def clusters(count: int, num_classes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields blocks of examples from overlapping clusters, as (float32 vectors [n, width], labels [n]), n <= 1000."""
     random = np.random.default_rng(0)
     centers = random.normal(size=[num_classes, WIDTH]).astype(np.float32)

@@ -5,8 +5,10 @@ Each function returns an implementation for `measure.measure`, which receives a 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import pathlib
 import platform
 import resource
 import subprocess
@@ -81,19 +83,6 @@ def machine() -> Implementation:
 # ------------------------------------------------------------------------------------------------------------- training
 
 
-class _Repeat:
-    """An iterator that always returns the same batch, without copying it from the host."""
-
-    def __init__(self, *batch: Any):
-        self._batch = batch
-
-    def __iter__(self) -> _Repeat:
-        return self
-
-    def __next__(self) -> tuple:
-        return self._batch
-
-
 def random_batch(batch: int, size: int) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
     """Returns two random views, each [batch, size, size, 3], and labels [batch], in the memory of the device."""
     views = tf.random.stateless_uniform([2, batch, size, size, 3], [1, 2])
@@ -123,7 +112,7 @@ def train_step(
     return train.TrainStep(model, optimizer, config, tf.distribute.get_strategy())
 
 
-def step(flags: list[str], with_input: bool = False) -> Implementation:
+def step(flags: list[str], with_input: bool) -> Implementation:
     """Training steps on random views in the memory of the device or, with `with_input`, on the data of --dataset."""
     config = config_lib.from_arguments(flags)
     if config.deterministic:
@@ -133,7 +122,8 @@ def step(flags: list[str], with_input: bool = False) -> Implementation:
         source = datasets.open_source(config.dataset, config.data_dir)
         batches = iter(train.train_dataset(run_context(config, source), 0))
     else:
-        batches = _Repeat(*random_batch(config.train_batch_size, config.image_size))
+        # The batch is not copied from the host.
+        batches = itertools.repeat(random_batch(config.train_batch_size, config.image_size))
     return lambda calls: float(run_steps(batches, tf.constant(calls))[0]["train/total_loss"])
 
 
@@ -249,8 +239,8 @@ def evaluations(count: int, flags: list[str]) -> Implementation:
             _run([*settings, "--train_steps=1"])
             for step in range(2, count + 1):
                 for suffix in ("index", "data-00000-of-00001"):
-                    prefix = f"{model_dir}/ckpt-"
-                    os.link(f"{prefix}1.{suffix}", f"{prefix}{step}.{suffix}")
+                    path = f"{model_dir}/ckpt-{step}.{suffix}"
+                    os.link(f"{model_dir}/ckpt-1.{suffix}", path)
             names = [f"ckpt-{step}" for step in range(1, count + 1)]
             tf.compat.v1.train.update_checkpoint_state(model_dir, names[-1], names)
             usage = _run([*settings, *_ALL_PROTOCOLS, f"--train_steps={count}"])
@@ -273,11 +263,10 @@ def accuracies(flags: list[str], model_dir: str) -> Implementation:
     """A run, which is executed if it has no results yet. Returns the results."""
 
     def run(calls):
-        path = f"{model_dir}/result.json"
-        if not os.path.exists(path):
+        path = pathlib.Path(model_dir, "result.json")
+        if not path.exists():
             _run([*flags, f"--model_dir={model_dir}"])
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
+        return json.loads(path.read_text())
 
     return run
 

@@ -40,7 +40,7 @@ def losses(
 
 
 def step(
-    depth: int, size: int, batch: int, precision: str, cifar_stem: bool, backend: str | None = None
+    depth: int, size: int, batch: int, precision: str, cifar_stem: bool, backend: str | None
 ) -> Callable[[int], float]:
     """Training steps on random views in the memory of the device; see `measure.measure`.
 

@@ -47,13 +47,13 @@ def save(figure: plt.Figure, rows: pd.DataFrame, out: str, name: str) -> str:
 
 
 def read_csv(
-    path: str, columns: tuple[str, ...], numeric: tuple[str, ...] = (), measure: str = "accuracy"
+    path: str, columns: Sequence[str], numeric: Sequence[str], measure: str = "accuracy"
 ) -> pd.DataFrame:
     """Reads the rows of a CSV file that have an accuracy.
 
     Args:
       path: CSV file.
-      columns: required columns.
+      columns: required columns, including `measure`.
       numeric: columns to convert to floats. Accuracies must be in [0, 1]. Values in the other
         numeric columns must be positive.
       measure: column that contains the accuracies.
@@ -67,7 +67,7 @@ def read_csv(
         raise UserError(
             f"--csv={path}: the file cannot be read ({first_line(error)}). Check the path."
         ) from error
-    missing = [column for column in (*columns, measure) if column not in rows]
+    missing = [column for column in columns if column not in rows]
     if missing:
         raise UserError(
             f"--csv={path}: column {missing[0]} is missing. Use a file with the columns"
@@ -81,7 +81,7 @@ def read_csv(
         values, limit = pd.to_numeric(rows[column], errors="coerce"), "from 0 to 1"
         is_valid = values.between(0, 1)
         if column != measure:
-            is_valid, limit = (values > 0) & (values < math.inf), "above 0"
+            is_valid, limit = values.between(0, math.inf, inclusive="neither"), "above 0"
         if not is_valid.all():
             text = rows[column][~is_valid].iloc[0]
             raise UserError(f"--csv={path}: {column} is {text}. Use a number {limit}.")
@@ -111,7 +111,7 @@ def read_images(paths: list[str] | None) -> list[np.ndarray]:
     if not paths:
         from sklearn import datasets
 
-        return [datasets.load_sample_image(name) for name in ("flower.jpg", "china.jpg")]
+        return datasets.load_sample_images().images[::-1]  # The flower is first.
     for path in paths:
         if reason := (
             "file not found" if not os.path.isfile(path) else image_files.why_unusable(path)
@@ -124,12 +124,18 @@ def read_images(paths: list[str] | None) -> list[np.ndarray]:
 
 
 def _panels(rows: int, columns: int, size: float = 1.9) -> tuple[plt.Figure, Any]:
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(size * columns, size * rows + 0.3), squeeze=False
+    return plt.subplots(
+        rows,
+        columns,
+        figsize=(size * columns, size * rows + 0.3),
+        squeeze=False,
+        subplot_kw=dict(xticks=[], yticks=[]),
     )
-    for axis in axes.flat:
-        axis.set_xticks([]), axis.set_yticks([])
-    return figure, axes
+
+
+def _add_legend(axis: plt.Axes, fontsize: int = 8) -> None:
+    """Adds a legend to the right of a panel."""
+    axis.legend(fontsize=fontsize, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 # ---------------------------------------------------------------------------------------------------- augmentation
@@ -172,14 +178,10 @@ def operators(image: list[str] | None, out: str, size: int = 160) -> str:
             policy = policies.branch_policy(names, 1.0, "additive", flip=title != "crop, resize")
             if len(names) == 1:
                 # With only one operator, the probability is 1, so that each image shows its effect.
-                policy = data_util.Policy(
-                    operators=tuple(
-                        dataclasses.replace(operator, probability=1.0)
-                        for operator in policy.operators
-                    )
-                )
+                (operator,) = policy.operators
+                policy = data_util.Policy().then(dataclasses.replace(operator, probability=1.0))
             augmented = data_util.apply_operators(pixels[tf.newaxis], policy, seeds)[0].numpy()
-            axis = axes[index // 2, 3 * (index % 2) + draw]
+            axis = axes.flat[3 * index + draw]
             axis.imshow(augmented)
             axis.set_title(title if draw == 0 else "", fontsize=9, loc="left")
             rows.append((title, draw, *augmented.mean((0, 1)), augmented.std()))
@@ -187,26 +189,25 @@ def operators(image: list[str] | None, out: str, size: int = 160) -> str:
     return save(figure, pd.DataFrame(rows, columns=columns).round(4), out, "operators")
 
 
-def views(dataset: str, flags: str, out: str, count: int = 8) -> str:
-    """Plots pairs of augmented views of `count` images from a data set, with blur as in training."""
+def views(dataset: str, flags: str, out: str) -> str:
+    """Plots pairs of augmented views of up to eight images from a data set, with blur as in training."""
     config = common.parse_flags(flags, dataset=dataset)
     source = common.open_source(config)
-    count = min(count, datasets.check_split(source, "train_split", config.train_split))
+    count = min(8, datasets.check_split(source, "train_split", config.train_split))
     pairs, _ = next(iter(data.build_view_pairs(config, source, config.train_split, _SEED, count)))
     views = simclr.views(pairs, config.replace(seed=_SEED), 0)
     figure, axes = _panels(len(views), count, 1.3)
     rows = []
     for view, images in enumerate(views):
+        axes[view, 0].set_ylabel(f"view {view + 1}", fontsize=9)
         for column, image in enumerate(images.numpy()):
             axes[view, column].imshow(image, interpolation="nearest")
             rows.append((column, view, image.mean(), image.std()))
-    for view, axis in enumerate(axes[:, 0]):
-        axis.set_ylabel(f"view {view + 1}", fontsize=9)
     columns = ["image", "view", "mean", "std"]
     return save(figure, pd.DataFrame(rows, columns=columns).round(4), out, "views")
 
 
-def histograms(image: list[str] | None, out: str, size: int = 160) -> str:
+def histograms(image: list[str] | None, out: str) -> str:
     """Plots pixel-value histograms of crops with and without color distortion (Figure 6).
 
     Brightness is additive, as in the paper.
@@ -222,7 +223,7 @@ def histograms(image: list[str] | None, out: str, size: int = 160) -> str:
     figure, axes = plt.subplots(
         len(images),
         2 * _CROPS,
-        figsize=(1.5 * 2 * _CROPS, 1.4 * len(images) + 0.4),
+        figsize=(3 * _CROPS, 1.4 * len(images) + 0.4),
         sharex=True,
         sharey=True,
         squeeze=False,
@@ -231,9 +232,8 @@ def histograms(image: list[str] | None, out: str, size: int = 160) -> str:
     for row, pixels in enumerate(images):
         for block, (name, policy) in enumerate(crop_policies.items()):
             for draw in range(_CROPS):
-                view = data_util.apply_policy(
-                    pixels, policy, tf.constant([draw, _SEED], tf.int64), size
-                ).numpy()
+                seed = tf.constant([draw, _SEED], tf.int64)
+                view = data_util.apply_policy(pixels, policy, seed, 160).numpy()
                 counts, edges = np.histogram(view, 32, (0, 1))
                 axis = axes[row, block * _CROPS + draw]
                 axis.stairs(counts / counts.sum(), edges, fill=True, color="0.25")
@@ -262,40 +262,30 @@ def eigenvalues(checkpoint: str, out: str) -> str:
             f" --proj_out_dim={model.resnet_model.num_features}."
         )
     values = np.sort(np.square(np.linalg.eigvals(kernel).real))[::-1]
+    indices = np.arange(1, len(values) + 1)
     figure, axes = plt.subplots(1, 2, figsize=(8, 3))
     for axis, scale in zip(axes, ("linear", "log")):
-        axis.plot(
-            np.arange(1, len(values) + 1),
-            np.maximum(values, 1e-12) if scale == "log" else values,
-            color="0.1",
-        )
+        axis.plot(indices, np.maximum(values, 1e-12) if scale == "log" else values, color="0.1")
         axis.set_yscale(scale)
         axis.set_xlabel("eigenvalue index, sorted")
         axis.set_ylabel(f"squared real part ({scale})")
     figure.tight_layout()
-    rows = pd.DataFrame({"index": range(1, len(values) + 1), "squared_real_part": values})
+    rows = pd.DataFrame({"index": indices, "squared_real_part": values})
     return save(figure, rows, out, "eigenvalues")
 
 
-def tsne(
-    checkpoint: str,
-    dataset: str,
-    flags: str,
-    split: str,
-    out: str,
-    seed: int = _SEED,
-    max_examples: int = 1000,
-) -> str:
+def tsne(checkpoint: str, dataset: str, flags: str, split: str, seed: int, out: str) -> str:
     """Plots t-SNE visualizations of h and z = g(h) for ten random classes of a data set (Appendix B.4).
+
+    The figure shows at most 1000 examples.
 
     Args:
       checkpoint: path of a network with a projection head.
       dataset: data set, specified as for run.py.
       flags: flags of run.py that override the settings of the network.
       split: split to draw the examples from.
-      out: output directory.
       seed: seed for drawing the classes and the examples, and for t-SNE.
-      max_examples: maximum number of examples.
+      out: output directory.
 
     Returns:
       The path of the PNG file.
@@ -325,7 +315,7 @@ def tsne(
     random = np.random.default_rng(seed)
     chosen = np.sort(random.permutation(np.unique(labels))[:_CLASSES])
     selected = np.flatnonzero(np.isin(labels, chosen))
-    selected = np.sort(random.permutation(selected)[:max_examples])
+    selected = np.sort(random.permutation(selected)[:1000])
     vectors, labels = vectors[selected], labels[selected]
     if len(labels) < 3:
         raise UserError(
@@ -353,7 +343,7 @@ def tsne(
             )
         axis.set_title(title)
         axis.set_xticks([]), axis.set_yticks([])
-    axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=9)
+    _add_legend(axes[1], fontsize=9)
     rows = pd.DataFrame(np.hstack(embeddings), columns=["h_x", "h_y", "z_x", "z_y"]).round(3)
     rows.insert(0, "class", [source.class_names[label] for label in labels])
     return save(figure, rows, out, "tsne")
@@ -395,7 +385,7 @@ def pairs(csv: str, out: str) -> str:
     return save(figure, _without_deviations(rows), out, "pairs")
 
 
-def batches(csv: str, out: str, measure: str = "accuracy", average: str = "") -> str:
+def batches(csv: str, measure: str, average: str, out: str) -> str:
     """Plots accuracy by number of epochs, with one bar per batch size (Figures 9, B.1, B.2 and B.7).
 
     The CSV file must contain the columns `epochs` and `batch_size`, and the column named by
@@ -405,10 +395,10 @@ def batches(csv: str, out: str, measure: str = "accuracy", average: str = "") ->
 
     Args:
       csv: CSV file.
-      out: output directory.
       measure: name of the column to plot, "accuracy" or "top-5".
       average: comma-separated names of the columns to average over. Each bar shows the mean over the runs that
         differ in these columns, and its error bar shows the sample standard deviation.
+      out: output directory.
     """
     numeric, averaged = ("epochs", "batch_size", measure), [*filter(None, average.split(","))]
     rows = read_csv(csv, (*numeric, *averaged), numeric, measure)
@@ -433,7 +423,7 @@ def batches(csv: str, out: str, measure: str = "accuracy", average: str = "") ->
     _grouped_bars(axis, rows.assign(label=labels.str.strip()), "epochs", measure)
     axis.set_xlabel("epochs")
     axis.set_ylabel(f"{'top-1' if measure == 'accuracy' else measure} accuracy, %")
-    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    _add_legend(axis)
     return save(figure, rows if averaged else _without_deviations(rows), out, "batches")
 
 
@@ -487,7 +477,7 @@ def temperatures(csv: str, out: str) -> str:
         axis.set_xlabel("batch size")
     axes[0, 0].set_ylim(80 * rows["accuracy"].min())  # of all panels
     axes[0, 0].set_ylabel("top-1 accuracy, %")
-    axes[0, -1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    _add_legend(axes[0, -1])
     return save(figure, rows, out, "temperatures")
 
 
@@ -526,8 +516,9 @@ def methods(csv: str | None, out: str) -> str:
         for row in studies.read_numbers("table_6")
     ]
     size = next(row[1] for row in rows if row[0].endswith(f", {network}"))
-    accuracy = supervised["Top 1: Crop"] / 100
-    rows.append((f"supervised, {network}", size, "supervised, paper", accuracy))
+    rows.append(
+        (f"supervised, {network}", size, "supervised, paper", supervised["Top 1: Crop"] / 100)
+    )
     tables = [pd.DataFrame(rows, columns=_PARAMETER_COLUMNS)]
     if csv:
         ours = _read_parameters(csv)
@@ -558,7 +549,7 @@ def _parameters_figure(rows: pd.DataFrame, out: str, name: str) -> str:
     axis.margins(0.15)
     axis.set_xlabel("encoder parameters, million")
     axis.set_ylabel("top-1 accuracy, %")
-    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    _add_legend(axis)
     points = zip(rows["million parameters"], 100 * rows["accuracy"])
     _label_points(axis, list(zip(rows["network"].str.replace("ResNet-", "R"), points)))
     return save(figure, _without_deviations(rows), out, name)

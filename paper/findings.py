@@ -55,17 +55,12 @@ class Finding:
     stated: str = ""
 
 
-# metric -> (column for h, or for both; column for g(h); the paper's metrics for h; the paper's
-# metric for g(h))
+# metric -> (column for h, or for both; column for g(h); the paper's metric for h; the paper's metric
+# for g(h))
 _COLUMNS = {
-    "accuracy": (
-        "accuracy",
-        "logistic regression on g(h)",
-        ("top-1", "mean per class", "mAP"),
-        None,
-    ),
-    "contrastive accuracy": ("contrastive accuracy", None, ("contrastive accuracy",), None),
-    "probe accuracy": ("h", "g(h)", ("h",), "g(h)"),
+    "accuracy": ("accuracy", "logistic regression on g(h)", "top-1", None),
+    "contrastive accuracy": ("contrastive accuracy", None, "contrastive accuracy", None),
+    "probe accuracy": ("h", "g(h)", "h", "g(h)"),
 }
 _ON_PROJECTION = ", g(h)"
 
@@ -372,10 +367,7 @@ def paper_difference(name: str, finding: Finding) -> str:
 
 def _paper_value(name: str, run_name: str, metric: str) -> float | None:
     """Returns the paper's result for a run, in percent, or None if the paper does not state it."""
-    *_, measures, projection_measure = _COLUMNS[metric]
+    *_, measure, projection_measure = _COLUMNS[metric]
     if projection_measure and run_name.endswith(_ON_PROJECTION):
-        run_name, measures = run_name.removesuffix(_ON_PROJECTION), (projection_measure,)
-    study = studies.STUDIES[name]
-    papers = {run.name: run.paper for run in (*study.runs, *study.small_only)}
-    paper = papers.get(run_name, {})
-    return next((paper[measure] for measure in measures if measure in paper), None)
+        run_name, measure = run_name.removesuffix(_ON_PROJECTION), projection_measure
+    return studies.find_run((name, run_name)).paper.get(measure)

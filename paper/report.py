@@ -37,15 +37,14 @@ def write_report(names: list[str], runner: Runner) -> str:
     Raises:
       UserError: recorded results or predictions are corrupt, or a file cannot be written.
     """
-    folder = os.path.join(runner.base, runner.scale)
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(runner.folder, exist_ok=True)
     records, tables, done, sections = results.read_records(runner), {}, [], []
     for name in progress.track(names, len(names), "report"):
         found = results.find_results(name, runner, records)
         done += [result.record for result in found if result.record not in done]
         rows = results.table(name, found, runner)
         if found:
-            tables[name], path = rows, os.path.join(folder, name)
+            tables[name], path = rows, os.path.join(runner.folder, name)
             storage.write_bytes(f"{path}.csv", _csv(rows).encode())
             results.write_records(f"{path}.jsonl", found)
         sections += section(name, rows, runner, records)
@@ -57,8 +56,8 @@ def write_report(names: list[str], runner: Runner) -> str:
         *sections,
     ]
     text = "\n\n".join(filter(None, blocks)) + "\n"
-    storage.write_bytes(os.path.join(folder, "report.md"), text.encode())
-    storage.write_bytes(os.path.join(folder, "report.html"), _html(text).encode())
+    for name, content in (("report.md", text), ("report.html", _html(text))):
+        storage.write_bytes(os.path.join(runner.folder, name), content.encode())
     return text
 
 
@@ -153,17 +152,15 @@ def overview(tables: dict[str, pd.DataFrame], scale: str) -> list[str]:
       tables: study name -> result of `results.table` with at least one row.
       scale: paper or small.
     """
-    compared = {name: findings.compare(name, rows, scale) for name, rows in tables.items()}
-    compared = {name: comparisons for name, comparisons in compared.items() if comparisons}
-    rows = []
-    for name, comparisons in compared.items():
-        study = studies.STUDIES[name]
-        title = f"{study.title} ({study.source})"
-        for row in map(_finding_row, comparisons):
-            rows.append([title, *row])
-            title = ""
+    lines, num_studies = [], 0
+    for name, rows in tables.items():
+        study, comparisons = studies.STUDIES[name], findings.compare(name, rows, scale)
+        for index, comparison in enumerate(comparisons):
+            title = "" if index else f"{study.title} ({study.source})"
+            lines.append([title, *_finding_row(comparison)])
+        num_studies += bool(comparisons)
     titles = ["study", *_FINDING_TITLES]
-    return ["### Findings", _markdown_table(titles, rows)] if len(compared) > 1 else []
+    return ["### Findings", _markdown_table(titles, lines)] if num_studies > 1 else []
 
 
 _FINDING_TITLES = [
@@ -176,12 +173,11 @@ _FINDING_TITLES = [
 
 
 def _finding_row(comparison: findings.Comparison) -> list[str]:
-    low, high = comparison.low, comparison.high
     return [
         comparison.finding.text,
         comparison.paper,
         "" if comparison.difference is None else f"{comparison.difference:+.1f}",
-        "" if low is None else f"{low:+.1f} to {high:+.1f}",
+        "" if comparison.low is None else f"{comparison.low:+.1f} to {comparison.high:+.1f}",
         comparison.verdict,
     ]
 
@@ -216,16 +212,15 @@ def section(name: str, rows: pd.DataFrame, runner: Runner, records: dict[str, Re
         blocks += [
             " ".join(filter(None, above)),
             _markdown_table(*table),
-            _plot(averaged, os.path.join(runner.base, runner.scale), name, runner.scale),
+            _plot(averaged, name, runner),
             *_findings(findings.compare(name, rows, runner.scale)),
             *_correlations(name, runner, records),
-            *([] if averages.empty else ["Mean and standard deviation over runs:"]),
-            "" if averages.empty else _data_markdown(averages),
-            *_flags(study, averaged, runner),
         ]
+        if not averages.empty:
+            blocks += ["Mean and standard deviation over runs:", _data_markdown(averages)]
+        blocks += _flags(study, averaged, runner)
     if study.cited:
-        cited = pd.DataFrame([values for _, values in study.cited])
-        cited.insert(0, "", [label for label, _ in study.cited])
+        cited = pd.DataFrame({"": label, **values} for label, values in study.cited)
         blocks += ["From the paper:", _data_markdown(cited.astype(object))]
     return blocks
 
@@ -250,9 +245,7 @@ def shown_table(
     """
     several = int(rows["seeds"].max() > 1)
     rows = rows.assign(**{"same direction": _same_direction(rows)})
-    order = ["run", *["seeds"] * several, "changed flags"]
-    order += [title for title in rows if title.startswith("paper, ")]
-    order += [
+    measures = [
         title
         for title in results.MEASURES
         # Shown only if listed in the paper's table or in `Study.shown`.
@@ -260,9 +253,14 @@ def shown_table(
         or title in study.shown
         or f"paper, {title}" in rows
     ]
-    order += [title for title in rows if title.startswith("difference")]
-    order += ["baseline"] * (rows["baseline"].nunique() > 1)
-    order += ["change", "change in the paper", "same direction", "status", "minutes"]
+    order = [
+        *("run", *["seeds"] * several, "changed flags"),
+        *(title for title in rows if title.startswith("paper, ")),
+        *measures,
+        *(title for title in rows if title.startswith("difference")),
+        *["baseline"] * (rows["baseline"].nunique() > 1),
+        *("change", "change in the paper", "same direction", "status", "minutes"),
+    ]
     texts = pd.DataFrame({title: [_text(title, value) for value in rows[title]] for title in order})
     for index, row in rows.iterrows():
         title = row[results.ACCURACY_COLUMNS].first_valid_index()
@@ -352,7 +350,7 @@ def _flags(study: studies.Study, rows: pd.DataFrame, runner: Runner) -> list[str
 # ------------------------------------------------------------------------------------------------------------- plots
 
 
-def _plot(rows: pd.DataFrame, folder: str, name: str, scale: str) -> str:
+def _plot(rows: pd.DataFrame, name: str, runner: Runner) -> str:
     """Plots our results (dots) and the paper's (diamonds). Returns the Markdown for the image, or "".
 
     At the paper's scale, the plot shows accuracies (for Table 3, those of predictions from h).
@@ -365,14 +363,13 @@ def _plot(rows: pd.DataFrame, folder: str, name: str, scale: str) -> str:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    plots_changes = scale == "small" and rows["change"].notna().any()
+    plots_changes = runner.scale == "small" and rows["change"].notna().any()
     if plots_changes:
-        points = rows[["run", "change", "change in the paper"]]
+        ours, paper = rows["change"], rows["change in the paper"]
     else:
-        points = rows[["run"]].assign(ours=100 * rows["_ours"])
-        points["paper"] = rows["_paper"] if scale == "paper" else float("nan")
-    points.columns = ["run", "ours", "paper"]
-    points = points.dropna(subset="ours").astype({"paper": float})
+        ours = 100 * rows["_ours"]
+        paper = rows["_paper"] if runner.scale == "paper" else float("nan")
+    points = rows[["run"]].assign(ours=ours, paper=paper).dropna(subset="ours")
     if points.empty:
         return ""
     figure, axis = plt.subplots(figsize=(7, 0.6 + 0.26 * len(points)))
@@ -389,7 +386,7 @@ def _plot(rows: pd.DataFrame, folder: str, name: str, scale: str) -> str:
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     # By default, element IDs are random, and the file contains the date.
     with matplotlib.rc_context({"svg.hashsalt": "paper"}):
-        path = os.path.join(folder, f"{name}.svg")
+        path = os.path.join(runner.folder, f"{name}.svg")
         figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
     return f"![accuracies]({name}.svg)"

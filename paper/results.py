@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from checkpoints.records import Record
@@ -76,9 +78,8 @@ def read_records(runner: Runner) -> dict[str, Record]:
     Raises:
       UserError: a record is corrupt.
     """
-    folder = os.path.join(runner.base, runner.scale)
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    records = {name: Record.read(os.path.join(folder, name)) for name in names}
+    names = sorted(os.listdir(runner.folder)) if os.path.isdir(runner.folder) else []
+    records = {name: Record.read(os.path.join(runner.folder, name)) for name in names}
     return {name: record for name, record in records.items() if record}
 
 
@@ -94,16 +95,15 @@ def find_results(name: str, runner: Runner, records: dict[str, Record]) -> list[
     Raises:
       UserError: the file is corrupt.
     """
-    records = _read_lines(os.path.join(runner.base, runner.scale, f"{name}.jsonl")) | records
+    records = _read_lines(os.path.join(runner.folder, f"{name}.jsonl")) | records
     seeds = sorted({1, *(record.settings.get("seed", 1) for record in records.values())})
     results = {}
-    for run in studies.STUDIES[name].runs_at(runner.scale):
-        for seed in seeds:
-            directory = runner.directory_name(run.with_seed(seed))
-            if directory in records:
-                # If `runner.extra` sets the seed, it is the same for all values of `seed`.
-                result = Result(run.with_seed(seed), directory, records[directory])
-                results.setdefault(directory, result)
+    for any_seed, seed in itertools.product(studies.STUDIES[name].runs_at(runner.scale), seeds):
+        run = any_seed.with_seed(seed)
+        directory = runner.directory_name(run)
+        # If `runner.extra` sets the seed, the directory is the same for all values of `seed`.
+        if directory in records:
+            results.setdefault(directory, Result(run, directory, records[directory]))
     return list(results.values())
 
 
@@ -166,7 +166,7 @@ def table(name: str, results: list[Result], runner: Runner) -> pd.DataFrame:
     rows.loc[is_probe, "change"] = 100 * (rows["h"] - rows["g(h)"])
     if is_probe.any():
         rows.loc[is_probe, "change in the paper"] = rows["paper, h"] - rows["paper, g(h)"]
-    rows["best"] = _find_best(results, runner)
+    rows["best"] = rows["directory"].isin(_find_best(results, runner))
     return rows
 
 
@@ -179,8 +179,10 @@ def _row(study: studies.Study, result: Result, runner: Runner) -> dict[str, Any]
     changed = run.small_flags.items() if runner.scale == "small" else ()
     # Differences are meaningful only at the paper's scale, since other data sets and batch sizes
     # change all metrics.
-    compared = {
-        measure: number
+    differences = {
+        "difference" if measure in _MAIN_MEASURES else f"difference, {measure}": (
+            (1 if measure == "entropy" else 100) * ours[measure] - number
+        )
         for measure, number in run.paper.items()
         if runner.scale == "paper"
         and ours[measure] is not None
@@ -198,12 +200,7 @@ def _row(study: studies.Study, result: Result, runner: Runner) -> dict[str, Any]
         ),
         **{f"paper, {measure}": number for measure, number in run.paper.items()},
         **measures,
-        **{
-            "difference" if measure in _MAIN_MEASURES else f"difference, {measure}": (
-                (1 if measure == "entropy" else 100) * ours[measure] - number
-            )
-            for measure, number in compared.items()
-        },
+        **differences,
         "status": "diverged" if record.diverged else None,
         "minutes": record.seconds / 60,
         **run.plot_columns,
@@ -233,39 +230,39 @@ def means(rows: pd.DataFrame) -> pd.DataFrame:
     return result.reset_index(drop=True)
 
 
-def _find_best(results: list[Result], runner: Runner) -> list[bool]:
-    """Returns whether the result of each transfer run does not differ significantly from that of the best run.
+def _find_best(results: list[Result], runner: Runner) -> set[str]:
+    """Returns the directories of the transfer runs whose results do not differ significantly from the best result.
 
     Significance is determined by the permutation test. As in the paper, runs on the same data set
     are compared in two groups: linear evaluation, and training of the whole network. Runs with
     different seeds are not compared. Recorded results do not include predictions, so groups that
     contain them are not compared either.
     """
-    groups, best = {}, [False] * len(results)
-    for index, result in enumerate(results):
+    groups, best = {}, set()
+    for result in results:
         if result.run.transfer and "test" in result.record.results:
             columns = result.run.plot_columns
             key = columns["task"], columns["protocol"] == "linear", result.run.seed
-            groups.setdefault(key, {})[index] = result
+            groups.setdefault(key, []).append(result)
     for group in groups.values():
-        folder = os.path.join(runner.base, runner.scale)
-        paths = {
-            index: runner_lib.find_file(os.path.join(folder, result.name), "predictions.npz")
-            for index, result in group.items()
-        }
-        if not all(map(os.path.exists, paths.values())):
+        paths = [
+            runner_lib.find_file(os.path.join(runner.folder, result.name), "predictions.npz")
+            for result in group
+        ]
+        if not all(map(os.path.exists, paths)):
             continue
-        predictions = {index: output.read_predictions(path) for index, path in paths.items()}
-        first = max(group, key=lambda index: group[index].record.results["test"])
+        predictions = [output.read_predictions(path) for path in paths]
+        first = np.argmax([result.record.results["test"] for result in group])
         labels, best_scores = predictions[first]
-        for index, (other_labels, scores) in predictions.items():
-            if labels.shape != other_labels.shape or (labels != other_labels).any():
+        for result, path, (other_labels, scores) in zip(group, paths, predictions):
+            if not np.array_equal(labels, other_labels):
                 raise UserError(
-                    f"{paths[index]}: the labels differ from those in other runs on the same data"
-                    " set. Remove the directory, and repeat the run."
+                    f"{path}: the labels differ from those in other runs on the same data set."
+                    " Remove the directory, and repeat the run."
                 )
-            metric = group[index].record.results.get("metric")
-            best[index] = significance.compare(labels, best_scores, scores, metric)["p"] > ALPHA
+            metric = result.record.results.get("metric")
+            if significance.compare(labels, best_scores, scores, metric)["p"] > ALPHA:
+                best.add(result.name)
     return best
 
 
@@ -277,7 +274,7 @@ def averages(name: str, rows: pd.DataFrame) -> pd.DataFrame:
 
     Args:
       name: name of the study.
-      rows: result of `table`.
+      rows: result of `table` with at least one row.
 
     Returns:
       A table with one row per group of runs: the group's values in the other plotted columns, the
@@ -286,7 +283,7 @@ def averages(name: str, rows: pd.DataFrame) -> pd.DataFrame:
     """
     study = studies.STUDIES[name]
     columns = [title for title in study.plotted if title not in study.averaged_over]
-    if not study.averaged_over or rows.empty:
+    if not study.averaged_over:
         return pd.DataFrame()
     groups = rows.dropna(subset="accuracy").groupby(columns, sort=False)["accuracy"]
     return groups.agg(**{"runs": "size", "mean": "mean", "standard deviation": "std"}).reset_index()
@@ -306,18 +303,16 @@ def correlations(name: str, runner: Runner, records: dict[str, Record]) -> pd.Da
       A table with one row per label fraction with at least three points: the `labels`, the number
       of `points` (accuracies averaged over seeds), and the coefficients `pearson` and `spearman`.
     """
-    from scipy import stats
-
     runs = studies.STUDIES[name].runs_at(runner.scale)
-    accuracies = pd.Series(
-        {
-            (study, result.run.name, result.run.seed): runner_lib.accuracy(result.record.results)
+    accuracies = pd.DataFrame(
+        [
+            (study, result.run.name, runner_lib.accuracy(result.record.results))
             for study in (name, runs[0].starts_from[0])
             for result in find_results(study, runner, records)
-        },
-        dtype=float,
-    )
-    means = accuracies.groupby(level=[0, 1]).mean() if len(accuracies) else accuracies
+        ],
+        columns=["study", "run", "accuracy"],
+    ).astype({"accuracy": float})
+    means = accuracies.groupby(["study", "run"])["accuracy"].mean()
     points = pd.DataFrame(
         [
             (run.plot_columns["labels"], means.get(run.starts_from), means.get((name, run.name)))
@@ -329,8 +324,8 @@ def correlations(name: str, runner: Runner, records: dict[str, Record]) -> pd.Da
         {
             "labels": labels,
             "points": len(group),
-            "pearson": stats.pearsonr(group["linear"], group["tuned"]).statistic,
-            "spearman": stats.spearmanr(group["linear"], group["tuned"]).statistic,
+            "pearson": group["linear"].corr(group["tuned"]),
+            "spearman": group["linear"].corr(group["tuned"], "spearman"),
         }
         for labels, group in points.groupby("labels", sort=False)
         if len(group) > 2

@@ -68,6 +68,11 @@ class Runner:
     scale: str
     extra: dict = dataclasses.field(default_factory=dict)
 
+    @property
+    def folder(self) -> str:
+        """The directory of all runs and reports at this scale."""
+        return os.path.join(self.base, self.scale)
+
     # ------------------------------------------------------------------------------------- settings
 
     def flags(self, run: studies.Run) -> dict:
@@ -98,11 +103,10 @@ class Runner:
         if run.transfer:
             values = {**self.flags(run), **self.extra, "transfer": run.transfer}
         else:
-            defaults = dataclasses.asdict(config_lib.Config())
             values = {
                 name: value
-                for name, value in dataclasses.asdict(self.config(run)).items()
-                if value != defaults[name]
+                for name, value in self.config(run).settings().items()
+                if value != getattr(config_lib.Config, name)
             }
         for name in config_lib.settings_with("output", "no_effect"):
             values.pop(name, None)
@@ -119,7 +123,7 @@ class Runner:
 
     def directory(self, run: studies.Run) -> str:
         """Returns the directory for a run's results."""
-        return os.path.join(self.base, self.scale, self.directory_name(run))
+        return os.path.join(self.folder, self.directory_name(run))
 
     def check(self, study: str, run: studies.Run) -> None:
         """Raises `UserError` if a run's settings are invalid or cannot be combined with `extra`."""
@@ -198,8 +202,7 @@ class Runner:
         Raises:
           UserError, errors.Stopped: see `run`.
         """
-        logged: set[str | tuple[str, str]]
-        remaining, logged = runs, set()
+        remaining, has_waited = runs, False
         while remaining:
             postponed = []
             for study, run in remaining:
@@ -208,15 +211,14 @@ class Runner:
                     record = self.run(study, run)
                 except InProgress as error:
                     postponed.append((study, run))
-                    if (study, run.label) not in logged:
+                    if remaining is runs:  # Each run is logged only once.
                         console.log(f"postponed {study}, {run.label}: {error}")
-                        logged.add((study, run.label))
                 else:
                     yield study, run, record
             if len(postponed) == len(remaining):
-                if "waiting" not in logged:
+                if not has_waited:
                     console.log(f"waiting for other processes; postponed runs: {len(postponed)}")
-                    logged.add("waiting")
+                    has_waited = True
                 with signals.interruptible():
                     time.sleep(_POLL_SECONDS)
             remaining = postponed
@@ -256,8 +258,9 @@ class Runner:
                 else:
                     with records.timing(directory):
                         results = self._execute(run, directory, lock)
-                settings = self.settings(run)
-                record = records.finish(directory, settings, results or {}, results is None)
+                record = records.finish(
+                    directory, self.settings(run), results or {}, diverged=results is None
+                )
         return record
 
     def _execute(
@@ -310,7 +313,7 @@ def _read_json(path: str) -> dict[str, Any]:
     return content
 
 
-def _call(arguments: list[str], directory: str, inherited: tuple[int, ...] = ()) -> None:
+def _call(arguments: list[str], directory: str, inherited: tuple[int, ...]) -> None:
     """Runs Python in the project directory with the given arguments. Output is written to run.log in `directory`.
 
     The program inherits the file descriptors `inherited`.

@@ -143,7 +143,6 @@ def _top_1(number: float) -> dict[str, float]:
     return {"top-1": number}
 
 
-_STRENGTHS = {"1/8": 0.125, "1/4": 0.25, "1/2": 0.5, "1": 1.0}
 _SUPERVISED: dict[str, Any] = dict(
     recipe="imagenet_supervised.cfg", small_recipe="study_small_supervised.cfg"
 )
@@ -158,7 +157,7 @@ def _color_strengths(method: str, **recipes: Any) -> tuple[Run, ...]:
             f"Color distortion strength: {name}",
             dict(color_jitter_strength=strength, use_blur=False),
         )
-        for name, strength in _STRENGTHS.items()
+        for name, strength in {"1/8": 0.125, "1/4": 0.25, "1/2": 0.5, "1": 1.0}.items()
     ]
     columns += [
         (
@@ -205,11 +204,9 @@ def _network(width: int, depth: int = 50) -> str:
     return f"ResNet-{depth} ({width}x)"
 
 
-def _by_width(
-    rows: Iterable[dict[str, Any]], header: str = "Architecture"
-) -> dict[int, dict[str, Any]]:
+def _by_width(rows: Iterable[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     """Returns a dict mapping widths to rows for the three networks. The paper writes ResNet-50 for ResNet-50 (1x)."""
-    rows_by_name = {row[header]: row for row in rows}
+    rows_by_name = {row["Architecture"]: row for row in rows}
     return {
         width: rows_by_name["ResNet-50" if width == 1 else _network(width)] for width in _WIDTHS
     }
@@ -247,27 +244,20 @@ def _broader() -> tuple[Run, ...]:
     )
 
 
+_MARGIN: dict[str, Any] = dict(contrastive_loss="margin_triplet", negatives="cross_view")
+_NT_LOGISTIC: dict[str, Any] = dict(contrastive_loss="nt_logistic", negatives="cross_view")
+
+
 def _losses() -> tuple[Run, ...]:
     """Returns the runs for Table 4."""
     (row,) = read_numbers("table_4")
     columns: dict[str, tuple[str, dict[str, Any]]] = {
-        "margin": ("Margin", dict(contrastive_loss="margin_triplet", negatives="cross_view")),
-        "NT-Logistic": (
-            "NT-Logi.",
-            dict(contrastive_loss="nt_logistic", negatives="cross_view", temperature=0.2),
-        ),
-        "margin, semi-hard": (
-            "Margin (sh)",
-            dict(contrastive_loss="margin_triplet", negatives="cross_view", semi_hard=True),
-        ),
+        "margin": ("Margin", _MARGIN),
+        "NT-Logistic": ("NT-Logi.", dict(_NT_LOGISTIC, temperature=0.2)),
+        "margin, semi-hard": ("Margin (sh)", dict(_MARGIN, semi_hard=True)),
         "NT-Logistic, semi-hard": (
             "NT-Logi. (sh)",
-            dict(
-                contrastive_loss="nt_logistic",
-                negatives="cross_view",
-                semi_hard=True,
-                temperature=0.2,
-            ),
+            dict(_NT_LOGISTIC, semi_hard=True, temperature=0.2),
         ),
         "NT-Xent": ("NT-Xent", dict(negatives="cross_view")),
     }
@@ -297,13 +287,7 @@ def _tuning() -> tuple[Run, ...]:
         runs += [
             Run(
                 f"margin {margin}, rate {rate}{ending}",
-                dict(
-                    contrastive_loss="margin_triplet",
-                    negatives="cross_view",
-                    margin=margin,
-                    learning_rate=rate,
-                    **mining,
-                ),
+                dict(_MARGIN, margin=margin, learning_rate=rate, **mining),
             )
             for margin in margins
             if margin or not mining
@@ -312,13 +296,7 @@ def _tuning() -> tuple[Run, ...]:
         runs += [
             Run(
                 f"NT-Logistic, temperature {temperature}, rate {rate}{ending}",
-                dict(
-                    contrastive_loss="nt_logistic",
-                    negatives="cross_view",
-                    temperature=temperature,
-                    learning_rate=rate,
-                    **mining,
-                ),
+                dict(_NT_LOGISTIC, temperature=temperature, learning_rate=rate, **mining),
             )
             for temperature in temperatures
             for rate in rates
@@ -334,7 +312,7 @@ def _temperatures() -> tuple[Run, ...]:
     return tuple(
         Run(
             f"{names[row['l2 norm?']]}, {row['tau']:g}",
-            dict(hidden_norm=row["l2 norm?"] == "Yes", temperature=float(row["tau"]), **evaluation),
+            dict(hidden_norm=row["l2 norm?"] == "Yes", temperature=row["tau"], **evaluation),
             {
                 "entropy": row["Entropy"],
                 "contrastive accuracy": row["Contrastive acc."],
@@ -396,9 +374,8 @@ def _batches() -> tuple[Run, ...]:
     ):
         batch = row["Batch size"]
         small = dict(train_batch_size=batch // 8, train_epochs=epochs // 50)
-        small |= (
-            dict(learning_rate=round(0.0375 * math.sqrt(512), 4)) if scaling == "linear" else {}
-        )
+        if scaling == "linear":
+            small["learning_rate"] = round(0.0375 * math.sqrt(512), 4)
         runs.append(
             Run(
                 f"{scaling} {batch}, {epochs} epochs",
@@ -424,11 +401,7 @@ def _networks(depths: Sequence[int], widths: Sequence[int]) -> tuple[Run, ...]:
     scratch, runs = _from_scratch_numbers(), []
     for depth, width in itertools.product(depths, widths):
         network, flags = _network(width, depth), dict(resnet_depth=depth, width_multiplier=width)
-        paper = {
-            measure: number
-            for measure, number in scratch[width].items()
-            if depth == 50 and measure == "top-1"
-        }
+        paper = _top_1(scratch[width]["top-1"]) if depth == 50 else {}
         runs += [Run(network, flags), Run(f"supervised {network}", flags, paper, **_SUPERVISED)]
     return tuple(runs)
 
@@ -472,23 +445,18 @@ _CIFAR_RATES = (0.5, 1.0, 1.5)
 _CIFAR_BATCHES = (256, 512, 1024, 2048, 4096)
 # Our choice, since the paper distinguishes only between runs of up to 300 epochs and longer runs.
 _CIFAR_EPOCHS = (100, 200, 300, 500, 1000)
-
-# The small-scale recipe corresponds to learning rate 1.0 and 1000 epochs at the paper's scale.
-_SMALL_CIFAR_RATES = {rate: round(rate / 10, 3) for rate in _CIFAR_RATES}
-_SMALL_CIFAR_EPOCHS = {epochs: max(epochs // 250, 1) for epochs in _CIFAR_EPOCHS}
+_CIFAR_DEFAULT = (1.0, 1000)  # learning rate and number of epochs that the recipe sets
 
 
 def _cifar_run(name: str, temperature: float, batch: int, rate: float, epochs: int) -> Run:
-    """Returns a run for Figure B.7 or B.8. The recipe sets learning_rate=1.0 and train_epochs=1000."""
-    changed = dict(learning_rate=rate, train_epochs=epochs)
-    small = dict(learning_rate=_SMALL_CIFAR_RATES[rate], train_epochs=_SMALL_CIFAR_EPOCHS[epochs])
-    is_default = (rate, epochs) == (1.0, 1000)
-    return Run(
-        name,
-        dict(temperature=temperature, train_batch_size=batch, **({} if is_default else changed)),
-        small_flags=dict(train_batch_size=batch // 8, **({} if is_default else small)),
-        recipe="cifar10_paper.cfg",
-    )
+    """Returns a run for Figure B.7 or B.8."""
+    flags: dict[str, float] = dict(temperature=temperature, train_batch_size=batch)
+    small: dict[str, float] = dict(train_batch_size=batch // 8)
+    if (rate, epochs) != _CIFAR_DEFAULT:
+        flags |= dict(learning_rate=rate, train_epochs=epochs)
+        # The small-scale recipe corresponds to the defaults at the paper's scale.
+        small |= dict(learning_rate=round(rate / 10, 3), train_epochs=max(epochs // 250, 1))
+    return Run(name, flags, small_flags=small, recipe="cifar10_paper.cfg")
 
 
 def _cifar_temperatures() -> tuple[Run, ...]:
@@ -496,7 +464,7 @@ def _cifar_temperatures() -> tuple[Run, ...]:
     return tuple(
         _cifar_run(
             f"temperature {temperature}, batch {batch}"
-            + ("" if (rate, epochs) == (1.0, 1000) else f", rate {rate}, {epochs} epochs"),
+            + ("" if (rate, epochs) == _CIFAR_DEFAULT else f", rate {rate}, {epochs} epochs"),
             temperature,
             batch,
             rate,
@@ -559,18 +527,17 @@ def _probes() -> tuple[Run, ...]:
 
 def _linear() -> tuple[Run, ...]:
     """Returns the runs for Table 6 (linear evaluation after 1000 epochs), and the supervised run for Figure 1."""
-    simclr = [
-        Run(
-            _network(width),
-            dict(train_epochs=1000, width_multiplier=width),
-            _linear_numbers(row),
-            dict(train_epochs=4),
-            plot_columns=dict(group="SimCLR"),
-        )
-        for width, row in _simclr_rows("table_6").items()
-    ]
     return (
-        *simclr,
+        *(
+            Run(
+                _network(width),
+                dict(train_epochs=1000, width_multiplier=width),
+                _linear_numbers(row),
+                dict(train_epochs=4),
+                plot_columns=dict(group="SimCLR"),
+            )
+            for width, row in _simclr_rows("table_6").items()
+        ),
         Run(
             f"supervised {_network(1)}",
             {},
@@ -622,35 +589,58 @@ def _linear_numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {measure: row[header] for measure, header in headers.items() if header in row}
 
 
+# maps label fractions to pairs of small-scale flags and a recipe
+_LABEL_FRACTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "1 %": (dict(label_fraction=0.01), "imagenet_1pct.cfg"),
+    "10 %": (dict(label_fraction=0.1, train_batch_size=128, train_epochs=30), "imagenet_10pct.cfg"),
+    "100 %": (
+        dict(label_fraction=1.0, train_batch_size=128, train_epochs=6),
+        "imagenet_100pct.cfg",
+    ),
+}
+_FEW = ("1 %", "10 %")
+
+
 def _few_labels(
     starts: Sequence[tuple[str, tuple[str, str], dict[str, Any]]],
-    columns: Iterable[tuple[str, str, dict[str, Any], dict[str, list[float | None]]]],
+    fractions: Iterable[str] = _FEW,
+    tables: Mapping[str, Mapping[int, dict[str, Any]]] | None = None,
 ) -> tuple[Run, ...]:
     """Returns the runs that fine-tune pretrained networks on fractions of the labels.
 
     Args:
       starts: list of (name, key of the run that provides the weights, network flags).
-      columns: list of (label fraction, recipe, small-scale flags, dict mapping metrics to lists
-        with one result per item in `starts`).
+      fractions: keys of `_LABEL_FRACTIONS`.
+      tables: dict mapping metrics (top-1, top-5) to dicts that map widths to the paper's rows. Use
+        None for figures, since the paper does not print their values.
     """
     return tuple(
         Run(
-            f"{name}, {labels}",
+            f"{name}, {fraction}",
             flags,
-            {measure: numbers[index] for measure, numbers in paper.items()},
-            small,
-            recipe,
+            {
+                measure: _few_labels_number(rows[flags["width_multiplier"]], fraction, measure)
+                for measure, rows in (tables or {}).items()
+            },
+            *_LABEL_FRACTIONS[fraction],
             "study_small_labels.cfg",
             starts_from=start,
-            plot_columns=dict(start=name, labels=labels),
+            plot_columns=dict(start=name, labels=fraction),
         )
-        for labels, recipe, small, paper in columns
-        for index, (name, start, flags) in enumerate(starts)
+        for fraction in fractions
+        for name, start, flags in starts
+    )
+
+
+def _few_labels_number(row: Mapping[str, Any], fraction: str, measure: str) -> float | None:
+    """Returns a table row's value for a label fraction and a metric (top-1 or top-5), or None if it is missing."""
+    return row.get(
+        f"Label fraction: {fraction.replace(' ', '')}: {measure.replace('-', ' ').capitalize()}"
     )
 
 
 def _widths_after(
-    study: str, name: Callable[[int], str] = lambda width: _network(width)
+    study: str, name: Callable[[int], str] = _network
 ) -> list[tuple[str, tuple[str, str], dict[str, Any]]]:
     """Returns the argument `starts` of `_few_labels` for the ResNet-50 runs of a study at three widths."""
     return [
@@ -672,25 +662,14 @@ def _lengths() -> tuple[Run, ...]:
     table = {row["Batch size"]: row for row in read_numbers("table_b1")}
     runs = []
     for batch, epochs in itertools.product(_LENGTH_BATCHES, _LENGTHS):
-        is_default = batch == 4096
-        number = table.get(batch, {}).get(f"{epochs}: sqrt")
-        runs.append(
-            Run(
-                f"{epochs} epochs" if is_default else f"batch {batch}, {epochs} epochs",
-                dict(
-                    **({} if is_default else dict(train_batch_size=batch)),
-                    train_epochs=epochs,
-                    learning_rate=0.075,
-                    learning_rate_scaling="sqrt",
-                ),
-                {} if number is None else _top_1(number),
-                dict(
-                    **({} if is_default else dict(train_batch_size=batch // 32)),
-                    train_epochs=max(epochs // 50, 1),
-                    learning_rate=0.1,
-                ),
-            )
-        )
+        name, number = f"{epochs} epochs", table.get(batch, {}).get(f"{epochs}: sqrt")
+        flags = dict(train_epochs=epochs, learning_rate=0.075, learning_rate_scaling="sqrt")
+        small = dict(train_epochs=max(epochs // 50, 1), learning_rate=0.1)
+        if batch != 4096:
+            name = f"batch {batch}, {name}"
+            flags = dict(train_batch_size=batch, **flags)
+            small = dict(train_batch_size=batch // 32, **small)
+        runs.append(Run(name, flags, {} if number is None else _top_1(number), small))
     return tuple(runs)
 
 
@@ -709,60 +688,13 @@ def _depths_and_widths(
     ]
 
 
-# maps label fractions to pairs of a recipe and small-scale flags
-_LABEL_FRACTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "1 %": ("imagenet_1pct.cfg", dict(label_fraction=0.01)),
-    "10 %": ("imagenet_10pct.cfg", dict(label_fraction=0.1, train_batch_size=128, train_epochs=30)),
-    "100 %": (
-        "imagenet_100pct.cfg",
-        dict(label_fraction=1.0, train_batch_size=128, train_epochs=6),
-    ),
-}
-_FEW = ("1 %", "10 %")
-
-
-def _few_labels_columns(
-    fractions: Iterable[str], tables: Mapping[str, Mapping[int, dict[str, Any]]] | None = None
-) -> list[tuple[str, str, dict[str, Any], dict[str, list[float | None]]]]:
-    """Returns the argument `columns` of `_few_labels`.
-
-    Args:
-      fractions: keys of `_LABEL_FRACTIONS`.
-      tables: dict mapping metrics (top-1, top-5) to dicts that map widths to the paper's rows. Use
-        None for figures, since the paper does not print their values.
-    """
-    return [
-        (
-            fraction,
-            *_LABEL_FRACTIONS[fraction],
-            {
-                measure: [_few_labels_number(row, fraction, measure) for row in rows.values()]
-                for measure, rows in (tables or {}).items()
-            },
-        )
-        for fraction in fractions
-    ]
-
-
-def _few_labels_number(row: Mapping[str, Any], fraction: str, measure: str) -> float | None:
-    """Returns a table row's value for a label fraction and a metric (top-1 or top-5), or None if it is missing."""
-    return row.get(
-        f"Label fraction: {fraction.replace(' ', '')}: {measure.replace('-', ' ').capitalize()}"
-    )
-
-
 def _few_labels_cited() -> tuple[tuple[str, dict[str, float]], ...]:
     """Returns the results of other methods in Table 7 (top-5) and Table B.4 (top-1), as (name, dict) pairs."""
     cited = {}
     for table, measure in (("table_7", "top-5"), ("table_b4", "top-1")):
-        for name, row in _cited_rows(table):
-            numbers = {
-                f"{measure}, {fraction}": _few_labels_number(row, fraction, measure)
-                for fraction in _FEW
-            }
-            cited.setdefault(name, {}).update(
-                {title: number for title, number in numbers.items() if number is not None}
-            )
+        for (name, row), fraction in itertools.product(_cited_rows(table), _FEW):
+            if (number := _few_labels_number(row, fraction, measure)) is not None:
+                cited.setdefault(name, {})[f"{measure}, {fraction}"] = number
     return tuple(cited.items())
 
 
@@ -796,10 +728,10 @@ def _supervised_long() -> tuple[Run, ...]:
             f"{_network(1)}, {epochs} epochs, AutoAugment",
             dict(train_epochs=epochs, augmentation="autoaugment"),
             {},
-            dict(train_epochs=small_epochs[epochs]),
+            dict(train_epochs=small),
             **_SUPERVISED,
         )
-        for epochs in (90, 500, 900, 1000)
+        for epochs, small in small_epochs.items()
     ]
     return tuple(runs)
 
@@ -810,21 +742,18 @@ def _all_labels() -> tuple[Run, ...]:
     The runs are fine-tuning after pretraining without broader augmentation, and training from
     scratch. The paper's result for training a ResNet-50 from scratch is in Table B.3.
     """
-    recipe, small = _LABEL_FRACTIONS["100 %"]
-    tuned = [
-        Run(
-            f"without broader augmentation, {_network(width)}",
-            dict(width_multiplier=width),
-            _all_labels_numbers("without broader augmentation", width),
-            small,
-            recipe,
-            "study_small_labels.cfg",
-            starts_from=("linear", _network(width)),
-        )
-        for width in _WIDTHS
-    ]
     return (
-        *tuned,
+        *(
+            Run(
+                f"without broader augmentation, {_network(width)}",
+                dict(width_multiplier=width),
+                _all_labels_numbers("without broader augmentation", width),
+                *_LABEL_FRACTIONS["100 %"],
+                "study_small_labels.cfg",
+                starts_from=("linear", _network(width)),
+            )
+            for width in _WIDTHS
+        ),
         *(
             Run(
                 f"from scratch, {_network(width)}",
@@ -838,7 +767,6 @@ def _all_labels() -> tuple[Run, ...]:
     )
 
 
-_SUPERVISED_ENCODER = "{}, 1000 epochs, crop, color, blur"
 _TASKS = {  # maps transfer tasks to column titles in Tables 8 and B.5
     "food101": "Food",
     "cifar10": "CIFAR10",
@@ -865,7 +793,7 @@ def _transfers(width: int, table: str) -> tuple[Run, ...]:
         "SimCLR (ours)": ("SimCLR", ("linear", _network(width))),
         "Supervised": (
             "supervised",
-            ("supervised_long", _SUPERVISED_ENCODER.format(_network(width))),
+            ("supervised_long", f"{_network(width)}, 1000 epochs, crop, color, blur"),
         ),
         # Only the architecture is used.
         "Random init": ("random", ("linear", _network(width))),
@@ -921,10 +849,7 @@ def _small_transfers() -> tuple[Run, ...]:
 
 def _named_rows(table: str, header: str) -> tuple[tuple[str, dict[str, Any]], ...]:
     """Returns a table's rows as pairs: the value in the column `header`, and a dict of the other columns."""
-    return tuple(
-        (row[header], {title: value for title, value in row.items() if title != header})
-        for row in read_numbers(table)
-    )
+    return tuple((row.pop(header), row) for row in read_numbers(table))
 
 
 def _replace(pattern: str, replacement: str) -> Callable[[str], str]:
@@ -1057,14 +982,8 @@ STUDIES = {
         _batches(),
         tuple(
             f"{scaling} {batch}, {epochs} epochs"
-            for scaling, batch, epochs in (
-                ("sqrt", 512, 100),
-                ("sqrt", 2048, 100),
-                ("sqrt", 512, 400),
-                ("sqrt", 2048, 400),
-                ("linear", 512, 100),
-                ("linear", 2048, 100),
-            )
+            for scaling, epochs in (("sqrt", 100), ("sqrt", 400), ("linear", 100))
+            for batch in (512, 2048)
         ),
         plotted=("scaling", "batch_size", "epochs"),
         shown=("top-5",),
@@ -1136,11 +1055,9 @@ STUDIES = {
         "with few labels, fine-tuning is far better than training from scratch",
         _few_labels(
             _widths_after("linear"),
-            _few_labels_columns(
-                _FEW, {"top-1": _simclr_rows("table_b4"), "top-5": _simclr_rows("table_7")}
-            ),
+            tables={"top-1": _simclr_rows("table_b4"), "top-5": _simclr_rows("table_7")},
         ),
-        tuple(f"{_network(width)}, {text}" for width in (1, 2) for text in ("1 %", "10 %")),
+        tuple(f"{_network(width)}, {fraction}" for width in (1, 2) for fraction in _FEW),
         cited=_few_labels_cited(),
         baseline=_replace(r"\(\dx\)", "(1x)"),
     ),
@@ -1151,12 +1068,10 @@ STUDIES = {
         "augmentation; with all labels, pretraining helps wide networks",
         _few_labels(
             _widths_after("broader", "broader ({}x)".format),
-            _few_labels_columns(
-                _LABEL_FRACTIONS,
-                dict.fromkeys(("top-1", "top-5"), _by_width(read_numbers("table_b2"))),
-            ),
+            _LABEL_FRACTIONS,
+            dict.fromkeys(("top-1", "top-5"), _by_width(read_numbers("table_b2"))),
         ),
-        tuple(f"{_network(1)}, {text}" for text in ("1 %", "10 %", "100 %")),
+        tuple(f"{_network(1)}, {fraction}" for fraction in _LABEL_FRACTIONS),
         baseline=_replace(r"\(\dx\)", "(1x)"),
     ),
     "all_labels": Study(
@@ -1190,13 +1105,10 @@ STUDIES = {
         "accuracy after fine-tuning is almost linear in "
         "linear-evaluation accuracy; longer training helps more with fewer labels",
         _few_labels(
-            [(f"{epochs} epochs", ("lengths", f"{epochs} epochs"), {}) for epochs in _LENGTHS],
-            _few_labels_columns(_FEW),
+            [(f"{epochs} epochs", ("lengths", f"{epochs} epochs"), {}) for epochs in _LENGTHS]
         ),
         tuple(
-            f"{epochs} epochs, {labels}"
-            for labels in ("1 %", "10 %")
-            for epochs in (50, 100, 200, 400)
+            f"{epochs} epochs, {fraction}" for fraction in _FEW for epochs in (50, 100, 200, 400)
         ),
         baseline=_replace(r"^\d+ epochs", "100 epochs"),
     ),
@@ -1204,12 +1116,9 @@ STUDIES = {
         "Few labels with other networks",
         "Figure B.6",
         "larger networks benefit more from fine-tuning on few labels",
-        _few_labels(_depths_and_widths((18, 34, 50, 101, 152), _WIDTHS), _few_labels_columns(_FEW)),
+        _few_labels(_depths_and_widths((18, 34, 50, 101, 152), _WIDTHS)),
         (),
-        _few_labels(
-            [*_depths_and_widths((10,), (1, 2)), *_depths_and_widths((18,), (1,))],
-            _few_labels_columns(_FEW),
-        ),
+        _few_labels([*_depths_and_widths((10,), (1, 2)), *_depths_and_widths((18,), (1,))]),
         baseline=_replace(r"^.*(?=, \d+ %)", _network(1, 18)),
     ),
     "supervised_long": Study(

@@ -42,6 +42,7 @@ repeated runs, but never removes any.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Mapping, Sequence
 
 import config as config_lib
@@ -50,12 +51,6 @@ from paper import schedule, studies
 from runtime import command_line, console, tensorflow_startup
 from runtime.errors import UserError, first_line
 from runtime.paths import check_paths
-
-
-def _find_all(names: Sequence[str]) -> list[str]:
-    """Returns the names of the matching studies, without duplicates, or of all studies if `names` is empty."""
-    keys = [key for name in names for key in studies.find_studies(name)]
-    return list(dict.fromkeys(keys)) if names else list(studies.STUDIES)
 
 
 def _list() -> None:
@@ -90,29 +85,42 @@ def _as_text(numbers: Mapping[str, object]) -> str:
     return "   ".join(f"{measure} {number}" for measure, number in numbers.items())
 
 
-def _with_runs(names: Sequence[str], scale: str) -> list[str]:
-    """Returns the studies that have runs at `scale`. Raises `UserError` if no study has any."""
-    names_with_runs = [name for name in names if studies.STUDIES[name].runs_at(scale)]
-    if not names_with_runs:
+def _checked_runs(
+    names: list[str], runner: runner_lib.Runner, num_seeds: int, only: Sequence[str] = ()
+) -> list[tuple[str, studies.Run]]:
+    """Returns the runs of studies or, if `only` is not empty, those of them that it names.
+
+    Raises `UserError` if there are no runs, if a name is unknown, or if the flags are invalid.
+    """
+    runs = schedule.runs_of(names, runner.scale, num_seeds)
+    if not runs:
         raise UserError(
-            f"table={','.join(names)}: no runs at the {scale} scale. Use another scale or table;"
-            " `list` shows which tables have runs."
+            f"table={','.join(names)}: no runs at the {runner.scale} scale. Use another scale or"
+            " table; `list` shows which tables have runs."
         )
-    return names_with_runs
+    # Without a seed, a name selects the run with all seeds.
+    names_of_runs = [
+        {(name := schedule.name_of(study, run)), name.removesuffix(f"_seed_{run.seed}")}
+        for study, run in runs
+    ]
+    for name in only:
+        if name not in set().union(*names_of_runs):
+            raise UserError(
+                f"--only={name}: the tables have no such run at the {runner.scale} scale. Use a"
+                f" name such as {schedule.name_of(*runs[0])}; `commands --runner` prints all names."
+            )
+    if only:
+        runs = [pair for pair, names_of_run in zip(runs, names_of_runs) if names_of_run & set(only)]
+    for pair in runs:
+        runner.check(*pair)
+    return runs
 
 
 def _commands(
-    names: Sequence[str],
-    runner: runner_lib.Runner,
-    num_seeds: int,
-    stage: int | None,
-    use_runner: bool,
+    names: list[str], runner: runner_lib.Runner, num_seeds: int, stage: int | None, use_runner: bool
 ) -> None:
     """Prints the commands of all stages, with comments, or only the commands of one stage."""
-    runs = schedule.runs_of(_with_runs(names, runner.scale), runner.scale, num_seeds)
-    for pair in runs:
-        runner.check(*pair)
-    scheduled = schedule.schedule(runs, runner)
+    scheduled = schedule.schedule(_checked_runs(names, runner, num_seeds), runner)
     num_stages = scheduled[-1].stage
     if stage is not None and not 1 <= stage <= num_stages:
         raise UserError(
@@ -134,33 +142,10 @@ def _commands(
                 console.log(f"# identical to the run above: {' '.join(item.names[1:])}")
 
 
-def _select(
-    runs: list[tuple[str, studies.Run]], only: Sequence[str], scale: str
-) -> list[tuple[str, studies.Run]]:
-    """Returns those of the given runs whose names are in `only`, or all of them if `only` is empty."""
-    # Without a seed, a name selects the run with all seeds.
-    names = [
-        {name, name.removesuffix(f"_seed_{run.seed}")}
-        for name, run in [(schedule.name_of(*pair), pair[1]) for pair in runs]
-    ]
-    for name in only:
-        if not any(name in names_of_run for names_of_run in names):
-            raise UserError(
-                f"--only={name}: the tables have no such run at the {scale} scale. Use a name such"
-                f" as {min(names[0])}; `commands --runner` prints all names."
-            )
-    return [pair for names_of_run, pair in zip(names, runs) if not only or names_of_run & set(only)]
-
-
-def _run(
-    names: Sequence[str], runner: runner_lib.Runner, num_seeds: int, only: Sequence[str]
-) -> None:
+def _run(names: list[str], runner: runner_lib.Runner, num_seeds: int, only: Sequence[str]) -> None:
     """Executes the runs and logs their accuracies and directories."""
-    runs = schedule.runs_of(_with_runs(names, runner.scale), runner.scale, num_seeds)
-    runs = _select(runs, only, runner.scale)
-    # Reports invalid flags before the first run starts.
-    for pair in runs:
-        runner.check(*pair)
+    # Invalid flags are reported before the first run starts.
+    runs = _checked_runs(names, runner, num_seeds, only)
     for index, (name, run, record) in enumerate(runner.run_all(runs), 1):
         accuracy = runner_lib.accuracy(record.results)
         result = "no accuracy" if accuracy is None else f"{accuracy:.4f}"
@@ -248,7 +233,8 @@ def main(argv: list[str] | None = None) -> None:
     def work():
         if options.command == "list":
             return _list()
-        names = _find_all(options.table)
+        keys = map(studies.find_studies, options.table or studies.STUDIES)
+        names = list(dict.fromkeys(itertools.chain(*keys)))  # without duplicates
         if options.command == "show":
             return _show(names)
         check_paths(options, "dir")

@@ -23,24 +23,16 @@ _SEED = 1
 _BATCH_SIZE = 256
 
 
-def _with_identity(function: Callable) -> list[tuple[float, Callable]]:
-    """Returns two equally likely classes: unchanged images, and images transformed by `function`."""
-    return [(0.5, lambda channels, seeds: channels), (0.5, function)]
-
-
 # Maps the name of each probe to its classes, which are pairs of a probability and a function of
 # channels and seeds.
 PROBES: dict[str, list[tuple[float, Callable]]] = {
-    "color": [
-        (0.8, lambda channels, seeds: channels),
-        (0.2, lambda channels, seeds: data_util.to_grayscale(channels)),
-    ],
+    "color": [(0.8, data_util.identity), (0.2, data_util.to_grayscale)],
     "rotation": [
         (0.25, lambda channels, seeds, turns=turns: operators.rot90(channels, turns))
         for turns in range(4)
     ],
-    "noise": _with_identity(operators.random_noise),
-    "sobel": _with_identity(lambda channels, seeds: operators.sobel(channels)),
+    "noise": [(0.5, data_util.identity), (0.5, operators.random_noise)],
+    "sobel": [(0.5, data_util.identity), (0.5, operators.sobel)],
 }
 
 

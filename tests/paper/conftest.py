@@ -19,19 +19,6 @@ def program(tmp_path, capsys):
     return call
 
 
-@pytest.fixture
-def fails(capsys):
-    """Returns a function that checks the status and the one-line message of a command that fails."""
-
-    def check(words, main, *arguments):
-        with pytest.raises(SystemExit) as error:
-            main([*arguments])
-        message = capsys.readouterr().err
-        assert error.value.code == 2 and words in message and message.count("\n") == 1
-
-    return check
-
-
 @pytest.fixture(scope="module")
 def write_network():
     """Returns a function that writes a ResNet-10 with a linear head. It returns the checkpoint and the network."""

@@ -425,7 +425,7 @@ def test_parameters_figure_is_plotted_from_a_csv_file(draw, table):
     ],
 )
 def test_invalid_arguments_give_one_line_errors_and_exit_status_2(arguments, words, fails):
-    fails(words, figures.main, *arguments.split())
+    fails(words, figures.main, arguments.split())
 
 
 @pytest.mark.parametrize(
@@ -442,16 +442,16 @@ def test_invalid_arguments_give_one_line_errors_and_exit_status_2(arguments, wor
     ],
 )
 def test_invalid_csv_values_are_reported(average, lines, words, table, fails):
-    fails(words, figures.main, "batches", table(*lines), f"--average={average}")
+    fails(words, figures.main, ["batches", table(*lines), f"--average={average}"])
 
 
 def test_tsne_requires_a_projection_head(tmp_path, write_network, fails):
     path, _ = write_network(tmp_path, proj_head_mode="none")
     arguments = [f"--checkpoint={path}", "--dataset=digits", "--flags=--image_size=8"]
-    fails("--checkpoint: the network has no projection head", figures.main, "tsne", *arguments)
+    fails("--checkpoint: the network has no projection head", figures.main, ["tsne", *arguments])
 
 
 def test_eigenvalues_require_a_square_linear_head(tmp_path, write_network, fails):
     path, _ = write_network(tmp_path, proj_out_dim=16)
     words = "Pretrain a network with --proj_head_mode=linear --proj_out_dim=512."
-    fails(words, figures.main, "eigenvalues", f"--checkpoint={path}")
+    fails(words, figures.main, ["eigenvalues", f"--checkpoint={path}"])

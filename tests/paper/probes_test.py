@@ -77,7 +77,7 @@ def test_probes_can_be_run_from_the_command_line(tmp_path, write_network, capsys
     ],
 )
 def test_invalid_arguments_give_one_line_errors_and_exit_status_2(argument, words, network, fails):
-    fails(words, probes.main, f"--checkpoint={network[0]}", "--dataset=digits", argument)
+    fails(words, probes.main, [f"--checkpoint={network[0]}", "--dataset=digits", argument])
 
 
 def test_corrupt_images_cause_an_error_unless_skipping_is_requested(tmp_path):

@@ -289,7 +289,7 @@ def test_corrupt_recorded_results_are_rejected(line, tmp_path, fails):
     path.parent.mkdir()
     path.write_text(f"{line}\n")
     words = f"{path}: line 1 is corrupt. Restore or remove the file."
-    fails(words, tables.main, "report", "flip", f"--dir={tmp_path}")
+    fails(words, tables.main, ["report", "flip", f"--dir={tmp_path}"])
 
 
 def test_accuracy_change_of_a_probe_is_the_accuracy_on_h_minus_the_accuracy_on_g_of_h(tmp_path):
@@ -386,7 +386,7 @@ def test_predictions_with_nan_or_with_differing_labels_are_rejected(
     finish_transfer_runs(tmp_path, (0.6, 0.9, 0.89))
     labels, logits = np.arange(400) % num_classes, np.full([400, 10], logit)
     np.savez(min(tmp_path.rglob("predictions.npz")), labels=labels, logits=logits)
-    fails("predictions.npz: ", tables.main, "report", "transfer", f"--dir={tmp_path}")
+    fails("predictions.npz: ", tables.main, ["report", "transfer", f"--dir={tmp_path}"])
 
 
 class Page(html.parser.HTMLParser):

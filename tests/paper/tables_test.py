@@ -10,7 +10,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 import types
 
@@ -26,7 +25,7 @@ from paper.runner import Runner
 from runtime import signals
 from runtime.errors import JobFailed, Stopped, TrainingDiverged, UserError
 from runtime.paths import slug
-from support import ROOT
+from support import ROOT, processes
 from transfer import cli, tasks
 
 
@@ -162,7 +161,7 @@ def test_only_flag_selects_all_seeds_or_one_seed_of_a_run(only, seeds, calls, tm
 def test_invalid_commands_are_reported_before_the_first_run(
     arguments, words, calls, tmp_path, fails
 ):
-    fails(words, tables.main, *shlex.split(arguments), f"--dir={tmp_path / 'out'}")
+    fails(words, tables.main, [*shlex.split(arguments), f"--dir={tmp_path / 'out'}"])
     assert not calls and not (tmp_path / "out").exists()
 
 
@@ -220,7 +219,7 @@ def test_only_the_exit_status_marks_a_run_as_diverged(status, calls, tmp_path, m
         raise JobFailed(f"{directory}: the run failed (training diverged at step 3)", status)
 
     monkeypatch.setattr(runner, "_call", failing)
-    fails("the run failed", tables.main, "run", "flip", f"--dir={tmp_path}")
+    fails("the run failed", tables.main, ["run", "flip", f"--dir={tmp_path}"])
     assert not list(tmp_path.rglob("record.json"))
 
 
@@ -232,7 +231,7 @@ def test_corrupt_results_cause_errors(name, content, calls, tmp_path, monkeypatc
     directory = directory_of(tmp_path, "flip", "with")
     directory.mkdir(parents=True)
     (directory / name).write_bytes(content)
-    fails(name, tables.main, "run", "flip", f"--dir={tmp_path}")
+    fails(name, tables.main, ["run", "flip", f"--dir={tmp_path}"])
     assert name == "record.json" or not list(tmp_path.rglob("record.json"))
 
 
@@ -240,7 +239,7 @@ def test_corrupt_results_cause_errors(name, content, calls, tmp_path, monkeypatc
 def test_unusable_directories_are_reported(value, tmp_path, monkeypatch, fails):
     monkeypatch.chdir(tmp_path)
     for command in ("run", "report"):
-        fails("paper.tables: error: --dir=", tables.main, command, "flip", f"--dir={value}")
+        fails("paper.tables: error: --dir=", tables.main, [command, "flip", f"--dir={value}"])
     assert not list(tmp_path.iterdir())
 
 
@@ -341,29 +340,6 @@ def test_figures_can_be_drawn_from_report_csv_files(study, figure, calls, tmp_pa
     assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
 
-_STOPS = """
-import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(int(sys.argv[1]))))
-print("training", flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize("status", ["75", "0"])  # A run that just finished exits with status 0.
-def test_sigterm_is_forwarded_and_the_caller_waits_for_the_run_to_stop(status, tmp_path):
-    log = tmp_path / "run.log"
-
-    def stop():
-        while not log.exists() or not log.read_text():
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=stop, daemon=True).start()
-    with pytest.raises(Stopped, match="stopped in"):
-        runner._call(["-c", _STOPS, status], str(tmp_path))
-    assert log.read_text() == "training\nsaved\n"
-
-
 def test_missing_accuracies_are_logged(calls, program, monkeypatch):
     program("run", "flip")
     monkeypatch.setattr(runner, "LBFGS", "eval/other")  # Simulates a run with --eval_protocol=knn.
@@ -433,13 +409,6 @@ def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(
     # The run with flips has the same settings as the locked run.
     directory = directory_of(tmp_path, "color", "1/2")
     directory.mkdir(parents=True)
-    code = (
-        "import sys, time\nfrom checkpoints.lock import Lock\nlock = Lock(*sys.argv[1:])\nprint(1,"
-        " flush=True)\ntime.sleep(60)"
-    )
-    command = [sys.executable, "-c", code, str(directory), "--dir", "run.lock"]
-    other = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
-    assert other.stdout.readline() == b"1\n"
 
     def kill(seconds):
         assert seconds == runner._POLL_SECONDS and len(calls) == 1
@@ -447,7 +416,8 @@ def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(
         other.communicate()
 
     monkeypatch.setattr(runner, "time", types.SimpleNamespace(sleep=kill))
-    lines = program("run", "flip").splitlines()
+    with processes.holding_lock(directory, "--dir", "run.lock") as other:
+        lines = program("run", "flip").splitlines()
     assert f"postponed flip, with: flip, with is in progress in process {other.pid} on " in lines[0]
     assert [line.split(" (")[0] for line in lines[1:]] == [
         "1/2  flip, without: 0.5100",
@@ -610,7 +580,7 @@ def test_subcommands_list_studies_and_print_paper_results_and_commands(capsys, f
     listed = printed("list")
     assert all(name in listed for name in studies.STUDIES)
     assert "NT-Xent                 top-1 63.9" in printed("show", "losses")
-    fails("table=flop: unknown table", tables.main, "show", "flop")
+    fails("table=flop: unknown table", tables.main, ["show", "flop"])
     comment, _, without = printed("commands", "flip").splitlines()
     assert comment == "# stage 1 (2 runs): no dependencies"
     run = studies.find_run(("flip", "without"))
