@@ -19,7 +19,7 @@ import evaluate
 import model as model_lib
 from checkpoints import computed_from, inspection, run_directory, weight_files
 from checkpoints.run_directory import Recorded, RunContext
-from config import Config, as_flags, settings_with
+from config import MIN_SEEN_IMAGES, Config, as_flags, settings_with
 from runtime import console, devices, workers
 from runtime.errors import UserError
 from sources import datasets
@@ -29,6 +29,8 @@ from sources.source import Source
 # Below this number of images, the linear head requires its own learning rate.
 _SMALL_DATA_SET = 20_000
 _LINEAR_HEAD_LEARNING_RATE = 0.03  # Suitable for most small data sets; see docs/training.md.
+_SMALL_FOLDER = 1_000  # Below this number of images, training is probably too short.
+_FEW_IMAGES = 10  # Below this number of images, the accuracy of a class is uncertain.
 _SMALL_BATCH = 32  # Below this batch size, contrastive learning has too few negatives.
 _SAMPLED_IMAGES = 32  # This is the number of images whose sizes are read.
 
@@ -61,7 +63,9 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     # A linear head is not adopted, because it requires labels in the data set. Fine-tuning trains a
     # new classifier, which may have a different input.
     names = {*settings_with("network"), "image_size"} - {"lineareval_while_pretraining"}
-    names |= {"ft_proj_selector"} if is_eval else set()
+    if is_eval:  # Only runs record the settings of the weight decay.
+        names |= {"ft_proj_selector", "train_mode", "optimizer", "weight_decay"}
+        names |= {"fine_tune_after_block"}
     changes = {
         name: network[name]
         for name in config.settings()
@@ -95,9 +99,14 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
 
 
 def complete(
-    config: Config, source: Source, given: Collection[str], recorded: Recorded, new_seed: int
+    config: Config,
+    source: Source,
+    given: Collection[str],
+    recorded: Recorded,
+    new_seed: int,
+    replicas: int = 1,
 ) -> tuple[Config, list[str]]:
-    """Completes splits, linear head and seed.
+    """Completes splits, batch size, training length, linear head and seed.
 
     Args:
       config: settings.
@@ -105,6 +114,7 @@ def complete(
       given: names of the settings that the user set.
       recorded: what the run or the checkpoint recorded. A resumed run keeps its choices.
       new_seed: seed of a new training run.
+      replicas: number of replicas, by which the batch size is divisible.
 
     Returns:
       The new settings, and lines to log.
@@ -118,14 +128,29 @@ def complete(
     )
     if not is_eval and "train_split" not in given:
         train_split = settings.get("train_split", train_split)
-    if eval_split == datasets.HELD_OUT_SPLITS[1] and "eval_split" not in given:
+    held_out = [pair[1] for pair in datasets.HELD_OUT_SPLITS]
+    if eval_split in held_out and "eval_split" not in given:
+        if settings.get("eval_split") in held_out:  # Images may have been added since the start.
+            eval_split = settings["eval_split"]
         lines.append(
             f"train_split: {train_split}, eval_split: {eval_split} ({source.name} has only a train"
-            " split, so a fifth of its images is held out for evaluation)"
+            " split, so some of its images are held out for evaluation)"
         )
     elif eval_split != config.eval_split and config.evaluates:
         lines.append(f"eval_split: {eval_split} ({source.name} has no {config.eval_split} split)")
     changes.update(train_split=train_split, eval_split=eval_split)
+    if 0 in (config.train_batch_size, config.train_epochs):
+        count = datasets.check_split(source, "train_split", train_split)
+        power = 2 ** int(math.log2(max(count // 4, 1)))
+        batch = min(math.ceil(min(max(power, 32), 512) / replicas), count // replicas) * replicas
+        batch = config.train_batch_size or settings.get("train_batch_size") or max(batch, 2)
+        changes["train_batch_size"] = batch
+        epochs = max(100, math.ceil(MIN_SEEN_IMAGES / count))
+        changes["train_epochs"] = config.train_epochs or settings.get("train_epochs") or epochs
+        lines.append(
+            f"train_batch_size: {batch}, train_epochs: {changes['train_epochs']} (for"
+            f" {count:,} training images)"
+        )
     config = config.replace(**changes)
     if config.pretraining and (reason := _reason_for_no_linear_head(config, source, recorded)):
         lines.append(f"linear head: off ({reason})")
@@ -211,8 +236,8 @@ def check_data(context: RunContext) -> None:
     ):
         raise UserError(
             f"--eval_epochs={config.eval_epochs}: {source.name} has only a train split. Use"
-            " --mode=train_then_eval, which holds out a fifth of its images, or set --train_split"
-            " and --eval_split."
+            " --mode=train_then_eval, which holds out some of its images, or set --train_split and"
+            " --eval_split."
         )
     if config.evaluates:
         datasets.check_split(source, "eval_split", config.eval_split)
@@ -269,7 +294,7 @@ def count_overlap(source: Source, flag: str, split: str, training_splits: list[s
     if count:
         console.log(
             f"warning: {count:,} of the {source.num_examples(split):,} images in --{flag}={split} are"
-            f" also in the training split {other}, so the accuracy is not that on new images"
+            f" also in the training split {other}, so the results are not those on new images"
         )
     return count
 
@@ -366,10 +391,34 @@ def check_agreement(context: RunContext) -> None:
 
 
 def advice(context: RunContext) -> list[str]:
-    """Returns one line for each training setting that is probably unsuitable for the data."""
-    config, source = context.config, context.source
+    """Returns one line for each problem of the classes, and for each training setting that is probably unsuitable."""
+    config, source, lines = context.config, context.source, []
+    splits = [config.train_split] * _uses_train_split(config)
+    for split in splits + [config.eval_split] * config.evaluates:
+        counts = source.class_counts(split)
+        missing = [name for name, number in counts.items() if not number]
+        few = [f"{name} {number}" for name, number in counts.items() if 0 < number < _FEW_IMAGES]
+        if missing:
+            lines.append(
+                f"{split} has no images of {len(missing)} of {len(counts)} classes"
+                f" ({console.join_first(missing)})"
+            )
+        if few and split == config.train_split and config.label_fraction == 1:
+            lines.append(
+                f"{split} has fewer than {_FEW_IMAGES} images of {len(few)} of {len(counts)} classes"
+                f" ({console.join_first(few)}), so their accuracies are uncertain"
+            )
+    if config.mode == "eval":
+        return lines
     count = source.num_examples(config.train_split)
-    steps, lines = model_lib.count_steps(config, count), []
+    steps = model_lib.count_steps(config, count)
+    is_short = steps.train * config.train_batch_size < MIN_SEEN_IMAGES and count < _SMALL_FOLDER
+    if is_short and config.pretraining and not config.checkpoint:
+        lines.append(
+            f"--train_epochs={config.train_epochs}: with {steps.train} steps, the network probably"
+            f" learns little. Use at least {math.ceil(MIN_SEEN_IMAGES / count)} epochs, or"
+            " --train_epochs=0."
+        )
     if steps.warmup > steps.train / 2:
         lines.append(
             f"--warmup_epochs={config.warmup_epochs:g}: the learning rate increases during"

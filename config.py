@@ -53,6 +53,9 @@ AUGMENTATIONS = (
 )
 EXTRA_AUGMENTATIONS = ("rotate", "noise", "sobel")  # operators for --augment_extra
 DEFAULT_MARGIN = 0.8  # The paper tried four margins (B.10), but does not report which was best.
+# Training images, counted once per epoch, after which small networks have learned from a few hundred
+# images; see docs/own_images.md.
+MIN_SEEN_IMAGES = 64_000
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
 _MAX_INT32 = 2**31 - 1
 
@@ -265,6 +268,12 @@ class Config:
         " folders may be grouped in split folders such as train/ and test/.",
         "identity",
     )
+    labels: bool = setting(
+        True,
+        "Use the labels in the data. --nolabels: ignore them, for example if the sub-folders of an"
+        " image folder are not classes.",
+        "identity",
+    )
     train_split: str = setting(
         "train",
         "Split to train on. TFDS slices such as train[:10%] are supported. In an image folder,"
@@ -277,7 +286,8 @@ class Config:
         "validation",
         "Split to evaluate on. If not set, test is used for data sets without a validation split."
         " If train is the only split and --train_split is not set either, the last fifth of train"
-        " is held out, except with --mode=train.",
+        " is held out (of at least 1,000 images without labels, the last twentieth), except with"
+        " --mode=train.",
         "evaluation",
     )
     corrupt_images: str = setting(
@@ -606,13 +616,19 @@ class Config:
     # Training.
     train_batch_size: int = setting(
         512,
-        "Batch size for training, summed over all replicas.",
+        "Batch size for training, summed over all replicas. 0: the largest power of two of at most"
+        " a quarter of the training images, but at least 32 and at most 512.",
         "identity",
-        minimum=2,
+        minimum=0,
         maximum=2**20,
     )
     train_epochs: int = setting(
-        100, "Training length in epochs.", "length", minimum=1, maximum=10**6
+        100,
+        f"Training length in epochs. 0: {MIN_SEEN_IMAGES:,} divided by the number of training images,"
+        " but at least 100.",
+        "length",
+        minimum=0,
+        maximum=10**6,
     )
     train_steps: int = setting(
         0, "Training length in steps; if above 0, overrides --train_epochs.", "length", minimum=0
@@ -847,6 +863,11 @@ class Config:
         return not self.pretraining or self.lineareval_while_pretraining
 
     @property
+    def head_name(self) -> str:
+        """Returns the name of the linear head or classifier in the output."""
+        return "linear head" if self.pretraining else "classifier"
+
+    @property
     def effective_margin(self) -> float | None:
         """Returns the margin of the contrastive loss, or None if the loss has no margin."""
         if self.contrastive_loss != "margin_triplet" and not self.semi_hard:
@@ -1052,6 +1073,11 @@ _CONTRADICTIONS = (
         ),
         "the value does not divide --train_batch_size={config.train_batch_size}. Use one of its"
         " divisors.",
+    ),
+    (
+        "train_batch_size",
+        lambda config: config.train_batch_size == 1,
+        "a single image has no negatives. Use at least 2, or 0 to derive the value from the data.",
     ),
     (
         "eval_protocol",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from checkpoints import (
 from checkpoints.run_directory import RunContext
 from config import Config
 from metrics import KNN, LBFGS, LINEAR_TOP_1, MEAN_PRECISION, REGULARIZATION, WEIGHTED_KNN
-from probing import features, logistic_regression, nearest_neighbors
+from probing import diagnostics, features, logistic_regression, nearest_neighbors
 from runtime import console, progress, signals, storage, workers
 from runtime.errors import UserError, first_line
 from sources import classes
@@ -39,21 +40,23 @@ from sources.source import Source
 _POLL_SECONDS = 5.0
 _EMBEDDED_ROWS = 64  # maximum number of images whose views `contrastive` embeds at once
 _RAW_PIXELS = 32  # maximum image side length in the raw-pixel baseline
+# Number of images of `contrastive` if it is not in --eval_protocol, and of `diagnostics`.
+_SAMPLED_IMAGES = 2048
 
 
 def protocols(config: Config, source: Source) -> list[str]:
     """Returns the protocols to run.
 
     If the model has no linear head, `contrastive` and, if there are labels, `knn` replace
-    `linear_head`.
+    `linear_head`. Evaluations of a pretraining run include `contrastive`.
     """
     names = list(dict.fromkeys(config.eval_protocols))
     if "linear_head" in names and not config.has_linear_head:
-        substitutes = ["contrastive"] + ["knn"] * (
-            not source.multi_label and _splits_have_labels(config, source)
-        )
-        index = names.index("linear_head")
-        names = [*names[:index], *substitutes, *names[index + 1 :]]
+        names.remove("linear_head")
+        has_labels = not source.multi_label and _splits_have_labels(config, source)
+        names += ["contrastive", *["knn"] * has_labels]
+    if config.pretraining and not (config.mode == "eval" and config.checkpoint):
+        names.append("contrastive")
     return list(dict.fromkeys(names))
 
 
@@ -76,7 +79,7 @@ def select_labels(config: Config, source: Source) -> Source:
 def during_training(context: RunContext) -> RunContext:
     """Returns the context for evaluations during training.
 
-    The protocols are `linear_head` and `knn` or, in pretraining without labels, `contrastive`. In
+    The protocols are `linear_head`, `knn` and, in pretraining, `contrastive` (see `protocols`). In
     pretraining, they use all labels.
     """
     config, source = context.config, context.source
@@ -203,6 +206,7 @@ class Evaluator:
         self._writer: tf.summary.SummaryWriter | None = None
         # results for the untrained encoder and raw pixels, the same for all checkpoints
         self._baselines: dict[str, float] | None = None
+        self._untrained_contrastive: dict[str, float] | None = None
         self._logits = features.compile_function(
             strategy, lambda images: model(images, training=False)["logits_sup"]
         )
@@ -213,7 +217,7 @@ class Evaluator:
             )
         # the batches of view pairs; each batch is divided into parts
         self._parts: tf.data.Dataset | None = None
-        self._embed_views = tf.function(self._outputs_of_views, autograph=False)
+        self._embed_views = self._compile_views(model)
         self._losses = tf.function(self._contrastive_losses, autograph=False)
 
     def __enter__(self) -> Evaluator:
@@ -273,7 +277,7 @@ class Evaluator:
             subset = f", {self._source.num_examples(self._config.train_split):,} labels"
         try:
             for names, description, protocol in (
-                ({"linear_head"}, "linear head", self.linear_head),
+                ({"linear_head"}, self._config.head_name, self.linear_head),
                 ({"contrastive"}, "contrastive loss", self.contrastive),
                 ({"lbfgs", "knn"}, f"frozen encoder{subset}", self.probe_frozen_encoder),
             ):
@@ -404,12 +408,40 @@ class Evaluator:
     def contrastive(self, step: int) -> dict[str, float]:
         """Computes the contrastive loss and its metrics on held-out images, in full batches on one replica.
 
+        Unless `contrastive` is in `--eval_protocol`, only the first 2,048 images are used. The
+        results include those of the untrained network, and chance level.
+        """
+        results, h, z = self._compare_views(self._embed_views)
+        self._finite(results, step)
+        if self._untrained_contrastive is None:
+            untrained, *_ = self._compare_views(self._compile_views(self._untrained_model()))
+            self._untrained_contrastive = {
+                key + metrics.UNTRAINED: untrained[key]
+                for key in (metrics.CONTRAST_LOSS, metrics.CONTRAST_ACCURACY)
+            }
+        levels = metrics.chance_levels(self._config, int(results[metrics.CONTRAST_BATCH]))
+        chance = {f"eval/{name}{metrics.CHANCE}": value for name, value in levels.items()}
+        return {**results, **self._untrained_contrastive, **chance, **diagnostics.diagnose(h, z)}
+
+    def _compile_views(self, model: keras.Model) -> Callable:
+        function = functools.partial(self._outputs_of_views, model)
+        return tf.function(function, autograph=False)
+
+    def _compare_views(
+        self, embed_views: Callable
+    ) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
+        """Returns the contrastive metrics of a network, and h and z of the first images, [V, n, d] each.
+
         The images of a batch are embedded in parts, since the activations of thousands of images
         may not fit in memory. The network is in inference mode, so the results do not depend on the
         size of the parts.
+
+        Args:
+          embed_views: `_outputs_of_views` for the network.
         """
-        del step
         config, num_examples = self._config, self._source.num_examples(self._config.eval_split)
+        if "contrastive" not in config.eval_protocols:
+            num_examples = min(num_examples, _SAMPLED_IMAGES)
         size = min(config.eval_batch_size, num_examples)
         part_sizes = [min(_EMBEDDED_ROWS, size - row) for row in range(0, size, _EMBEDDED_ROWS)]
         if self._parts is None:
@@ -418,23 +450,35 @@ class Evaluator:
             )
             self._parts = pairs.rebatch(part_sizes)
         parts, mean_metrics = iter(self._parts), metrics.MeanMetrics()
-        for batch_index in range(min(num_examples // size, config.eval_steps or num_examples)):
+        num_batches = min(num_examples // size, config.eval_steps or num_examples)
+        vectors = []
+        for batch_index in range(num_batches):
             index = tf.constant(batch_index, tf.int64)
             outputs = []
             for row in range(0, size, _EMBEDDED_ROWS):
                 images, labels = next(parts)
-                outputs.append((*self._embed_views(images, index, tf.constant(row)), labels))
+                outputs.append((*embed_views(images, index, tf.constant(row)), labels))
             h, z, labels = zip(*outputs)
-            losses = self._losses(tf.concat(h, 1), tf.concat(z, 1), tf.concat(labels, 0))
+            h, z = tf.concat(h, 1), tf.concat(z, 1)
+            if batch_index * size < _SAMPLED_IMAGES:
+                vectors.append((h.numpy(), z.numpy()))
+            losses = self._losses(h, z, tf.concat(labels, 0))
             mean_metrics.add(losses)
-        return {f"eval/{name}": value for name, value in mean_metrics.means().items()}
+        results = {f"eval/{name}": value for name, value in mean_metrics.means().items()}
+        counts = {metrics.CONTRAST_IMAGES: num_batches * size, metrics.CONTRAST_BATCH: size}
+        h, z = (np.concatenate(parts, 1) for parts in zip(*vectors))
+        return {**results, **counts}, h, z
 
     def _outputs_of_views(
-        self, images: Sequence[tf.Tensor], batch_index: tf.Tensor, first_row: tf.Tensor
+        self,
+        model: keras.Model,
+        images: Sequence[tf.Tensor],
+        batch_index: tf.Tensor,
+        first_row: tf.Tensor,
     ) -> tuple[tf.Tensor, ...]:
         """Returns h and z, each [number of views, rows, channels], for consecutive rows, starting at `first_row`."""
         images = simclr.views(images, self._config, batch_index, first_row=first_row)
-        endpoints = self._model(tf.concat(images, 0), training=False)
+        endpoints = model(tf.concat(images, 0), training=False)
         outputs = endpoints["final_avg_pool"], endpoints["proj_head_output"]
         return tuple(tf.reshape(x, [len(images), -1, x.shape[-1]]) for x in outputs)
 
@@ -455,13 +499,16 @@ class Evaluator:
             results.update(self._baselines)
         return results
 
-    def _baseline_functions(self) -> dict[str, Callable]:
+    def _untrained_model(self) -> keras.Model:
+        """Returns the network with the initial weights of a run without `--checkpoint`."""
         # Training initializes weights with this seed.
         keras.utils.set_random_seed(self._config.seed + 1)
         with self._strategy.scope():
-            untrained = model_lib.build_model(self._config, self._source.num_classes)
+            return model_lib.build_model(self._config, self._source.num_classes)
+
+    def _baseline_functions(self) -> dict[str, Callable]:
         functions = {
-            "/untrained_encoder": features.encoder_function(untrained),
+            metrics.UNTRAINED: features.encoder_function(self._untrained_model()),
             "/raw_pixels": features.pixels_function(_RAW_PIXELS),
         }
         return {
@@ -478,6 +525,7 @@ class Evaluator:
                 for split in (config.train_split, config.eval_split)
             )
             _check_labels(train_set, test_set, config)
+            results.update(metrics.describe_labels(test_set[1], metrics.PROBE_LABELS))
             if "lbfgs" in names:
                 fitted = logistic_regression.lbfgs_accuracy(train_set, test_set)
                 results[f"{LBFGS}{suffix}"] = fitted["accuracy"]
@@ -645,9 +693,8 @@ def evaluate_checkpoints(
                 continue
             if context.is_chief:
                 file = os.path.join(results_dir(config), "result.json")
-                rows = [*metrics.result_rows(results), None, ("results", file)]
                 title = path if is_run else f"{config.network_name} on {source.name}"
-                console.log(console.format_table(title, rows))
+                log_results(context, title, results, {"results": file})
 
 
 def _build_model(
@@ -678,6 +725,25 @@ def _is_usable(path: str, error: Exception) -> bool:
     if is_corrupt:
         console.log(f"warning: skipped {path}: the checkpoint is corrupt ({first_line(error)})")
     return not is_corrupt
+
+
+def log_results(
+    context: RunContext, title: str, results: dict[str, Any], others: Mapping[str, object]
+) -> None:
+    """Logs a table of the results and of other values, and a warning if nothing was learned."""
+    head, has_trained_images = context.config.head_name, context.trained_examples > 0
+    rows: list[tuple[str, object] | None] = [
+        *metrics.result_rows(results, head, has_trained_images)
+    ]
+    rows += [*[None] * bool(rows), *others.items()]
+    console.log(console.format_table(title, rows))
+    reasons = [] if has_trained_images else metrics.reasons_for_no_progress(results, head)
+    if reasons:
+        console.log(
+            f"warning: nothing was learned that holds for new images: {'; '.join(reasons)}. Use more"
+            " images, more steps or a larger batch, or start from pretrained weights"
+            " (--checkpoint)."
+        )
 
 
 def write_results(directory: str, step: int, results: dict[str, float]) -> None:

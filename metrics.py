@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from config import Config
 from runtime import replicas
 
 LINEAR_TOP_1 = "eval/label_top_1_accuracy"
@@ -19,13 +21,20 @@ LBFGS = "eval/lbfgs_top_1_accuracy"
 KNN = "eval/knn_top_1_accuracy"
 WEIGHTED_KNN = "eval/knn_weighted_top_1_accuracy"
 REGULARIZATION = "eval/regularization_loss"
+CONTRAST_LOSS, CONTRAST_ACCURACY = "eval/contrast_loss", "eval/contrast_acc"
+CONTRAST_IMAGES, CONTRAST_BATCH = "eval/contrast_images", "eval/contrast_batch_size"
+# Key suffixes of the values that a contrastive result is compared with.
+CHANCE, UNTRAINED = "/chance_level", "/untrained_encoder"
+# Prefixes of the keys from `describe_labels`, for the linear head, and for lbfgs and knn.
+HEAD_LABELS, PROBE_LABELS = "eval/label", "eval/probe"
 # Key suffix of the encoders that lbfgs and knn are applied to -> name of the encoder.
 _ENCODERS = {
     "": ", frozen encoder",
     "/projections": ", projections",
-    "/untrained_encoder": ", untrained encoder",
+    UNTRAINED: ", untrained encoder",
     "/raw_pixels": ", raw pixels",
 }
+_NORMAL_QUANTILE = 1.959964  # 97.5 % quantile of the standard normal distribution
 
 
 class Metric(NamedTuple):
@@ -36,12 +45,14 @@ class Metric(NamedTuple):
       label: name in tables and legends.
       short_label: name in the progress display, or None to omit the metric there.
       panel: title of the metric's panel in curves.png, or None to omit the metric there.
+      share_of: for a fraction of images, the prefix of the keys that describe their labels.
     """
 
     key: str
     label: str
     short_label: str | None = None
     panel: str | None = None
+    share_of: str | None = None
 
 
 # Metrics are shown in this order. Metrics that are missing here are logged, but not shown.
@@ -49,17 +60,33 @@ METRICS = (
     Metric("train/contrast_loss", "training", "loss", "contrastive loss"),
     Metric("train/contrast_acc", "training", "contrast_acc", "contrastive accuracy"),
     Metric("train/supervised_acc", "training", "head_acc", "accuracy of the linear head"),
-    Metric(LINEAR_TOP_1, "linear head, top-1", "eval_head_acc", "accuracy of the linear head"),
-    Metric(LINEAR_TOP_5, "linear head, top-5"),
+    Metric(
+        LINEAR_TOP_1,
+        "linear head, top-1",
+        "eval_head_acc",
+        "accuracy of the linear head",
+        HEAD_LABELS,
+    ),
+    Metric(LINEAR_TOP_5, "linear head, top-5", share_of=HEAD_LABELS),
     Metric(MEAN_PER_CLASS, "linear head, mean per class"),
     Metric(MEAN_PRECISION, "linear head, 11-point mAP", "eval_head_map", "11-point mAP"),
-    Metric(LBFGS, "logistic regression"),
-    Metric(KNN, "10 nearest neighbors", "eval_knn", "accuracy of the nearest neighbors"),
+    Metric(LBFGS, "logistic regression", share_of=PROBE_LABELS),
     Metric(
-        WEIGHTED_KNN, "200 nearest neighbors, weighted", None, "accuracy of the nearest neighbors"
+        KNN, "10 nearest neighbors", "eval_knn", "accuracy of the nearest neighbors", PROBE_LABELS
     ),
-    Metric("eval/contrast_loss", "contrastive loss", "eval_loss", "contrastive loss"),
-    Metric("eval/contrast_acc", "contrastive accuracy", None, "contrastive accuracy"),
+    Metric(
+        WEIGHTED_KNN,
+        "200 nearest neighbors, weighted",
+        None,
+        "accuracy of the nearest neighbors",
+        PROBE_LABELS,
+    ),
+    Metric(CONTRAST_LOSS, "contrastive loss", "eval_loss", "contrastive loss"),
+    Metric(CONTRAST_ACCURACY, "contrastive accuracy", None, "contrastive accuracy"),
+    Metric("eval/rank_h", "effective rank of h"),
+    Metric("eval/rank_z", "effective rank of z"),
+    Metric("eval/alignment", "alignment of z"),
+    Metric("eval/uniformity", "uniformity of z"),
     Metric("train/supervised_loss", "training", "head_loss", "loss of the linear head"),
     Metric("learning_rate", "training", None, "learning rate"),
 )
@@ -74,17 +101,136 @@ def short_labels(scalars: dict[str, float]) -> dict[str, float]:
     }
 
 
-def result_rows(results: dict[str, float]) -> list[tuple[str, str]]:
-    """Returns the results as table rows (description, value)."""
-    return [
+def result_rows(
+    results: Mapping[str, float], head_name: str, has_trained_images: bool
+) -> list[tuple[str, str]]:
+    """Returns the results as table rows (description, value), together with what they must be compared with.
+
+    Args:
+      results: results of an evaluation.
+      head_name: name of the linear head or classifier; see `Config.head_name`.
+      has_trained_images: whether some of the images were also used for training.
+    """
+    rows = [
         (
-            metric.label + (encoder if metric.key in (LBFGS, KNN, WEIGHTED_KNN) else ""),
-            f"{results[metric.key + suffix]:.4f}",
+            metric.label.replace("linear head", head_name) + encoder,
+            _describe(results, metric, suffix, 4),
         )
         for metric in METRICS
-        for suffix, encoder in _ENCODERS.items()
-        if metric.key + suffix in results
+        for suffix, encoder in (
+            _ENCODERS.items() if metric.share_of == PROBE_LABELS else [("", "")]
+        )
+        if {metric.key + suffix, f"{metric.key}_dimensions"} & results.keys()
     ]
+    for prefix in (HEAD_LABELS, PROBE_LABELS):
+        count, share = (results.get(prefix + suffix) for suffix in ("_examples", "_majority"))
+        if count:
+            text = f"{count:,} images" if share is None else f"{share:.4f} of {count:,} images"
+            rows.append(("evaluated" if share is None else "majority baseline", text))
+    if CONTRAST_IMAGES in results:
+        kind = "images" if not has_trained_images else "images, some of which were trained on"
+        text = f"{results[CONTRAST_IMAGES]:,} {kind}, in batches of {results[CONTRAST_BATCH]}"
+        rows.append(("contrastive values", text))
+    return list(dict.fromkeys(rows))
+
+
+def _describe(results: Mapping[str, float], metric: Metric, suffix: str, digits: int) -> str:
+    """Returns the text for a result, with its 95 % interval, or with the values to compare it with."""
+    key = metric.key + suffix
+    if count := results.get(f"{metric.share_of}_examples"):
+        values = [results[key], *wilson_interval(results[key], int(count))]
+        return "{} [{}, {}]".format(*(f"{value:.{digits}f}" for value in values))
+    if size := results.get(f"{key}_dimensions"):
+        return (
+            f"{results[key]:.1f} of {size}"
+            if key in results
+            else f"too few images (at least {2 * size:,})"
+        )
+    others = [
+        f"{name} {results[key + other]:.{digits}f}"
+        for other, name in ((CHANCE, "chance level"), (UNTRAINED, "untrained"))
+        if key + other in results
+    ]
+    return f"{results[key]:.{digits}f}" + (f" ({', '.join(others)})" if others else "")
+
+
+def short_texts(results: Mapping[str, float]) -> list[str]:
+    """Returns a text for each result that is shown in the progress display."""
+    return [
+        f"{metric.short_label} {_describe(results, metric, '', 3)}"
+        for metric in METRICS
+        if metric.short_label and metric.key in results
+    ]
+
+
+def reasons_for_no_progress(results: Mapping[str, float], head_name: str) -> list[str]:
+    """Returns one phrase for each result that does not exceed what is reached without learning.
+
+    Args:
+      results: results on images that were not used for training.
+      head_name: see `result_rows`.
+    """
+    reasons = []
+    loss, chance = results.get(CONTRAST_LOSS), results.get(CONTRAST_LOSS + CHANCE)
+    if loss is not None and chance is not None and loss >= chance:
+        reasons.append(f"the contrastive loss {loss:.2f} is not below chance level ({chance:.2f})")
+    accuracy, untrained = (results.get(CONTRAST_ACCURACY + suffix) for suffix in ("", UNTRAINED))
+    if accuracy is not None and untrained is not None and accuracy <= untrained:
+        reasons.append(
+            f"the contrastive accuracy {accuracy:.3f} is not above that of the untrained network"
+            f" ({untrained:.3f})"
+        )
+    top_1 = next((metric for metric in METRICS if metric.share_of and metric.key in results), None)
+    if top_1 and (majority := results.get(f"{top_1.share_of}_majority")):
+        count = int(results[f"{top_1.share_of}_examples"])
+        low, high = wilson_interval(results[top_1.key], count)
+        if low <= majority:
+            reasons.append(
+                f"the accuracy ({top_1.label.replace('linear head', head_name)}) in the interval"
+                f" from {low:.3f} to {high:.3f} is not above the majority baseline ({majority:.3f})"
+            )
+    return reasons
+
+
+def wilson_interval(share: float, count: int) -> tuple[float, float]:
+    """Returns the 95 % interval of a fraction of `count` independent images (Wilson 1927)."""
+    z_squared = _NORMAL_QUANTILE**2 / count
+    spread = math.sqrt(z_squared * share * (1 - share) + z_squared**2 / 4)
+    center, scale = share + z_squared / 2, 1 + z_squared
+    return (center - spread) / scale, (center + spread) / scale
+
+
+def describe_labels(labels: np.ndarray, prefix: str) -> dict[str, float]:
+    """Returns the number of labeled examples and, unless they have multiple labels, the share of the largest class.
+
+    Args:
+      labels: int [n], or [n, classes] for multi-label data.
+      prefix: prefix of the keys.
+    """
+    results: dict[str, float] = {f"{prefix}_examples": len(labels)}
+    if labels.ndim == 1:
+        results[f"{prefix}_majority"] = float(np.bincount(labels).max() / len(labels))
+    return results
+
+
+def chance_levels(config: Config, count: int) -> dict[str, float]:
+    """Returns the values of `contrast_loss` and `contrast_acc` if all similarities are equal.
+
+    The dict is empty except in pretraining.
+
+    NT-Xent has the original's scale, so that its value is twice the logarithm of the number of views
+    that each view is compared with. The values of the other losses for equal similarities are those
+    of a collapsed encoder, which may be low, so they are omitted.
+
+    Args:
+      config: settings.
+      count: number N of images that are compared.
+    """
+    levels = {}
+    if config.pretraining and config.contrastive_loss == "nt_xent" and not config.semi_hard:
+        compared = count if config.negatives == "cross_view" else 2 * count - 1
+        levels["contrast_loss"] = 2 * math.log(compared)
+    return dict(levels, contrast_acc=1 / count) if config.pretraining else {}
 
 
 def contrastive_accuracy(logits_ab: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -230,9 +376,13 @@ def linear_results(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
       logits: [n, classes].
     """
     if labels.ndim == 2:
-        return {MEAN_PRECISION: mean_average_precision_11(labels, logits)}
+        return {
+            MEAN_PRECISION: mean_average_precision_11(labels, logits),
+            **describe_labels(labels, HEAD_LABELS),
+        }
     top_1 = top_1_hits(labels, logits).numpy()
     results = {
+        **describe_labels(labels, HEAD_LABELS),
         LINEAR_TOP_1: float(top_1.mean()),
         MEAN_PER_CLASS: mean_per_class_accuracy(top_1, labels),
     }

@@ -74,7 +74,6 @@ import tensorflow as tf
 
 import checks
 import evaluate
-import metrics
 import model as model_lib
 import train
 from checkpoints import inspection, lock, run_directory, weight_files
@@ -84,6 +83,8 @@ from inference import gallery
 from runtime import devices, progress, signals, workers
 from sources import datasets, image_checks
 from sources.folders import FolderSource
+
+_NAME_LENGTH = 20  # maximum number of characters of a class name in the header
 
 
 def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
@@ -103,7 +104,7 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
     is_chief = devices.is_chief(strategy)
     with signals.StopSignals() as stop:
         with stop.interruptible():
-            source = datasets.open_source(config.dataset, config.data_dir)
+            source = datasets.open_source(config.dataset, config.data_dir, config.labels)
         if config.model_dir is None:
             # The name depends only on the given settings, so a run is found even if its initial
             # checkpoint was deleted.
@@ -117,7 +118,8 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
         recorded = inspection.read_recorded(config)
         config, network_lines = checks.adopt(config, given, recorded)
         new_seed = random.SystemRandom().randrange(2**31)
-        config, lines = checks.complete(config, source, given, recorded, new_seed)
+        replicas = strategy.num_replicas_in_sync
+        config, lines = checks.complete(config, source, given, recorded, new_seed, replicas)
         for line in network_lines + lines:
             console.log(line)
         context = RunContext(config, source, strategy, is_chief, stop, recorded=recorded)
@@ -181,8 +183,13 @@ def _prepare_source(context: RunContext) -> RunContext:
         f"{source.num_examples(split):,} images for {purpose} ({split})"
         for split, purpose in splits
     )
-    console.log(f"data: {source.name}, {counts}, {source.num_classes or 'no'} classes")
-    for line in checks.advice(context) if trains else ():
+    classes = source.class_counts(splits[0][0]) if splits else {}
+    names = [f"{name[:_NAME_LENGTH]} {count}" for name, count in classes.items()]
+    console.log(
+        f"data: {source.name}, {counts}, {source.num_classes or 'no'} classes"
+        f"{': ' * bool(names)}{console.join_first(names)}"
+    )
+    for line in checks.advice(context):
         console.log(f"warning: {line}")
     return context
 
@@ -266,12 +273,8 @@ def _finish(
         "gallery": gallery_path,
         "run directory": config.model_dir,
     }
-    table: list[tuple[str, object] | None] = [
-        *metrics.result_rows(results),
-        *[None] * bool(results),
-    ]
-    table += [(name, value) for name, value in rows.items() if value]
-    console.log(console.format_table(f"{config.network_name} on {source.name}", table))
+    others = {name: value for name, value in rows.items() if value}
+    evaluate.log_results(context, f"{config.network_name} on {source.name}", results, others)
 
 
 def run_from_flags(argv: list[str]) -> None:

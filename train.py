@@ -377,6 +377,9 @@ def _log_header(
         f" ({steps.train * config.train_batch_size / num_examples:.3g} epochs), learning rate"
         f" {peak:.3g} after {steps.warmup} warm-up steps; examples: {directory}/views.png"
     )
+    if levels := metrics.chance_levels(config, config.train_batch_size):
+        text = ", ".join(f"{name} {value:.3g}" for name, value in levels.items())
+        console.log(f"chance level during training: {text}")
     console.log("compiling the training step" + " with XLA" * config.jit_compile)
 
 
@@ -517,10 +520,7 @@ class _Evaluations(contextlib.ExitStack):
             self._evaluator = self.enter_context(evaluator)
         results = self._evaluator.evaluate_and_write(step)
         if self._context.is_chief:
-            values = [
-                f"{label} {value:.3f}" for label, value in metrics.short_labels(results).items()
-            ]
-            console.log(f"evaluation at step {step}: {', '.join(values)}")
+            console.log(f"evaluation at step {step}: {', '.join(metrics.short_texts(results))}")
         self._log.add_results(step, results)
 
 

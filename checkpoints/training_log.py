@@ -52,6 +52,8 @@ class TrainingLog:
         self._batch_size, self._num_examples = config.train_batch_size, num_examples
         self._rows = [row for row in read_history(directory) if row["step"] <= step]
         self._since_drawing = self._since_row = progress.stopwatch()
+        levels = metrics.chance_levels(config, config.train_batch_size)
+        self._chance_levels = {f"train/{name}": value for name, value in levels.items()}
         self._step, self._skipped_steps, self._results = step, 0.0, {}
         self._means = metrics.MeanMetrics()
         self._progress = progress.Progress(
@@ -151,7 +153,8 @@ class TrainingLog:
         try:
             storage.write_bytes(os.path.join(self._directory, _HISTORY), text.getvalue().encode())
             if draws:
-                storage.write_bytes(os.path.join(self._directory, _CURVES), draw_curves(self._rows))
+                curves = draw_curves(self._rows, self._chance_levels)
+                storage.write_bytes(os.path.join(self._directory, _CURVES), curves)
                 self._since_drawing = progress.stopwatch()
         except UserError as error:
             console.log(f"warning: {error}")
@@ -177,12 +180,20 @@ def read_history(directory: str) -> list[dict[str, float]]:
         return []
 
 
-def draw_curves(rows: list[dict[str, float]]) -> bytes:
-    """Returns a PNG image with one panel per metric. Each item of `rows` is a dict with a step and its metrics."""
+def draw_curves(rows: list[dict[str, float]], chance_levels: Mapping[str, float]) -> bytes:
+    """Returns a PNG image with one panel per metric, and dashed lines at chance level.
+
+    Args:
+      rows: dicts with a step and its metrics.
+      chance_levels: chance levels of metrics that `rows` does not contain, keyed by the metric.
+    """
     # Imported here because the import takes half a second.
     from matplotlib import figure as mpl_figure
 
     names, panels = {name for row in rows for name in row}, collections.defaultdict(list)
+    suffix, levels = metrics.CHANCE, dict(chance_levels)
+    for row in rows:
+        levels |= {key.removesuffix(suffix): row[key] for key in row if key.endswith(suffix)}
     for metric in metrics.METRICS:
         if metric.panel and metric.key in names:
             panels[metric.panel].append(metric)
@@ -194,7 +205,10 @@ def draw_curves(rows: list[dict[str, float]]) -> bytes:
             points = [(row["step"], row[metric.key]) for row in rows if metric.key in row]
             marker = "o" if metric.key.startswith("eval/") or len(points) == 1 else None
             label = "evaluation" if metric.label == title else metric.label
-            axes.plot(*zip(*points), label=label, marker=marker, markersize=4)
+            (line,) = axes.plot(*zip(*points), label=label, marker=marker, markersize=4)
+            if metric.key in levels:
+                chance = dict(color=line.get_color(), label=f"chance level ({label})")
+                axes.axhline(levels[metric.key], linestyle="--", linewidth=1, **chance)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)

@@ -14,7 +14,9 @@ from typing import Any
 import jinja2
 import markupsafe
 import numpy as np
+from PIL import Image
 
+import metrics
 from inference import analysis, endpoints, similarity, thumbnails, writers
 from probing.nearest_neighbors import KNN_NEIGHBORS
 from runtime import console, progress, signals, storage
@@ -24,6 +26,9 @@ from sources.folders import FolderSource
 
 _NUM_QUERIES = 12
 _NUM_NEIGHBORS = 8  # number of neighbors shown for each query
+_NUM_PIXEL_QUERIES, _PIXELS = 3, 32  # queries with neighbors by raw pixels; width of their images
+# If a larger share of the neighbors reaches the threshold, they are probably not copies.
+_MAX_COPIES = 0.05
 # number of pairs to show, and number of neighbors to search for (see `similarity.search`)
 _NUM_PAIRS = 24
 _NUM_OUTLIERS = 24
@@ -277,9 +282,10 @@ def write_page(
     Raises:
       errors.Stopped: a signal arrived; nothing is written.
     """
-    vectors, random = similarity.normalize(images.vectors), np.random.default_rng(seed)
+    vectors, random = similarity.center(images.vectors), np.random.default_rng(seed)
     count = len(vectors)
-    chosen = np.sort(random.choice(count, min(_NUM_QUERIES, count), replace=False)).tolist()
+    on_map = np.sort(random.choice(count, min(_MAX_MAP_IMAGES, count), replace=False))
+    chosen = np.sort(random.choice(on_map, min(_NUM_QUERIES, count), replace=False)).tolist()
     console.log(f"searching for the neighbors of {count:,} images")
     signals.safe_point(storage.NOTHING_WRITTEN)
     neighbors = similarity.search(vectors, _NUM_PAIRS, threshold)
@@ -293,12 +299,13 @@ def write_page(
     )
     console.log("drawing the map")
     signals.safe_point(storage.NOTHING_WRITTEN)
-    on_map = np.sort(random.choice(count, min(_MAX_MAP_IMAGES, count), replace=False))
+    map_side = _THUMBNAIL_SIDE if len(on_map) <= 500 else _MAP_SIDE
+    on_map_images = dict(zip(on_map.tolist(), _load_thumbnails(images.paths, on_map, map_side)))
     page = dict(
         model=model,
         images=images,
         count=count,
-        mean_similarity=analysis.mean_similarity(vectors),
+        mean_similarity=analysis.mean_similarity(similarity.normalize(images.vectors)),
         seed=seed,
         threshold=threshold,
         unreadable=list(images.unreadable.items())[:_MAX_UNREADABLE],
@@ -312,6 +319,8 @@ def write_page(
         ],
         pairs=list(zip(*neighbors.pairs.T, neighbors.pair_similarities))[:_NUM_PAIRS],
         num_pairs=neighbors.num_pairs,
+        has_many_pairs=neighbors.num_pairs > _MAX_COPIES * len(neighbors.pairs),
+        pixel_neighbors=_pixel_neighbors(on_map_images, chosen[:_NUM_PIXEL_QUERIES]),
         pairs_file=os.path.basename(pairs_path(out)),
         num_voters=voters.shape[1],
         outliers=[(row, scores[row]) for row in np.argsort(scores, kind="stable")[:_NUM_OUTLIERS]],
@@ -323,13 +332,12 @@ def write_page(
         map=_map(images, vectors, clusters, on_map, seed),
         classes=_classes(images.classes, neighbors) if images.classes and count > 1 else None,
     )
-    page["thumbnails"] = _make_thumbnails(
-        images.paths, sorted(set(_shown_images(page))), _THUMBNAIL_SIDE
-    )
-    map_side = _THUMBNAIL_SIDE if len(on_map) <= 500 else _MAP_SIDE
-    page["map"]["thumbnails"] = list(
-        _make_thumbnails(images.paths, on_map, map_side, _MAP_QUALITY).values()
-    )
+    shown = sorted(set(_shown_images(page)))
+    loaded = _load_thumbnails(images.paths, shown, _THUMBNAIL_SIDE)
+    page["thumbnails"] = dict(zip(shown, map(thumbnails.encode, loaded)))
+    page["map"]["thumbnails"] = [
+        thumbnails.encode(image, _MAP_QUALITY) for image in on_map_images.values()
+    ]
     content = _render(page).encode()
     table = io.StringIO(newline="")
     rows = csv.writer(table)
@@ -402,8 +410,10 @@ def _classes(classes: Sequence[str], neighbors: similarity.Neighbors) -> dict[st
             examples.append((image, nearest[labels[nearest] == confusion.predicted][0]))
         label, predicted = names[confusion.label], names[confusion.predicted]
         pairs.append((label, predicted, len(confusion.images), confusion.share, examples))
+    accuracy = np.mean(predictions == labels)
     return dict(
-        accuracy=np.mean(predictions == labels),
+        accuracy=accuracy,
+        interval=metrics.wilson_interval(accuracy, len(labels)),
         rows=rows[:_MAX_CLASSES],
         num_classes=len(names),
         majority=np.bincount(labels).max() / len(labels),
@@ -415,6 +425,8 @@ def _shown_images(page: Mapping[str, Any]) -> Iterator[int]:
     """Yields the indices of the images for which the page needs a thumbnail."""
     for query, _, rows in page["queries"]:
         yield from (query, *(row for row, _ in rows))
+    for rows in page["pixel_neighbors"].values():
+        yield from (row for row, _ in rows)
     for first, second, _ in page["pairs"]:
         yield from (first, second)
     yield from (row for row, _ in page["outliers"])
@@ -425,15 +437,39 @@ def _shown_images(page: Mapping[str, Any]) -> Iterator[int]:
             yield from example
 
 
-def _make_thumbnails(
-    paths: Sequence[str], rows: Sequence[int] | np.ndarray, side: int, quality: int = 80
-) -> dict[int, str | None]:
-    """Returns a dict mapping indices to thumbnails (see `thumbnails.encode`)."""
-    images, encoded = thumbnails.load_thumbnails([paths[row] for row in rows], side), {}
-    for row, image in zip(rows, progress.terminal_bar(images, len(rows), "thumbnails")):
+def _load_thumbnails(
+    paths: Sequence[str], rows: Sequence[int] | np.ndarray, side: int
+) -> Iterator[Image.Image | None]:
+    """Yields the thumbnails of the images in `rows` (see `thumbnails.load_thumbnail`)."""
+    images = thumbnails.load_thumbnails([paths[row] for row in rows], side)
+    for image in progress.terminal_bar(images, len(rows), "thumbnails"):
         signals.safe_point(storage.NOTHING_WRITTEN)
-        encoded[row] = thumbnails.encode(image, quality)
-    return encoded
+        yield image
+
+
+def _pixel_neighbors(
+    loaded: Mapping[int, Image.Image | None], queries: Sequence[int]
+) -> dict[int, list[tuple[int, float]]]:
+    """Returns the nearest neighbors of the queries and their similarities by raw pixels, for comparison.
+
+    Args:
+      loaded: small images by index; None if an image could not be loaded.
+      queries: indices in `loaded`.
+    """
+    size = _PIXELS, _PIXELS
+    pixels = {row: np.asarray(image.resize(size)).ravel() for row, image in loaded.items() if image}
+    rows = list(pixels)
+    nearest = similarity.search(similarity.center(np.array([*pixels.values()])), _NUM_NEIGHBORS, 1)
+    return {
+        query: [
+            (rows[index], value)
+            for index, value in zip(
+                nearest.indices[rows.index(query)], nearest.similarities[rows.index(query)]
+            )
+        ]
+        for query in queries
+        if query in pixels
+    }
 
 
 def _render(page: Mapping[str, Any]) -> str:

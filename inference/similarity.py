@@ -6,7 +6,8 @@ import dataclasses
 
 import numpy as np
 
-DEFAULT_THRESHOLD = 0.95
+DEFAULT_THRESHOLD = 0.92
+_MIN_CENTERED = 10  # minimum number of vectors of which the mean is subtracted
 _ROUNDING = 1e-5  # Rounding may reduce the similarity of identical vectors to slightly less than 1.
 
 
@@ -41,6 +42,16 @@ def normalize(vectors: np.ndarray) -> np.ndarray:
     return vectors
 
 
+def center(vectors: np.ndarray) -> np.ndarray:
+    """Subtracts the mean vector and normalizes the differences, so that unrelated vectors have a cosine of about 0.
+
+    The means of fewer than 10 vectors are not subtracted, because they depend too much on each
+    vector.
+    """
+    mean = vectors.mean(0, np.float64) * (len(vectors) >= _MIN_CENTERED)
+    return normalize(vectors - mean.astype(np.float32))
+
+
 def search(vectors: np.ndarray, k: int, threshold: float) -> Neighbors:
     """Finds the nearest neighbors of all vectors, and the similar pairs among them.
 
@@ -50,7 +61,7 @@ def search(vectors: np.ndarray, k: int, threshold: float) -> Neighbors:
     is not among the k nearest neighbors of i, then k pairs are at least as similar as (i, j).
 
     Args:
-      vectors: result of `normalize`, float32 [n, d].
+      vectors: result of `center`, float32 [n, d].
       k: number of neighbors, capped at n - 1.
       threshold: minimum similarity of the pairs to count.
     """

@@ -10,22 +10,30 @@ from sources import digits, folders
 from sources.source import Source
 from sources.tfds_source import TfdsSource
 
+_LARGE = 1000  # number of images without labels of which a twentieth suffices for the evaluation
 
-def open_source(dataset: str, data_dir: str | None = None) -> Source:
+
+def open_source(dataset: str, data_dir: str | None = None, labels: bool = True) -> Source:
     """Opens the data set selected by `--dataset`: `digits`, `folder:PATH`, or a name that TFDS knows.
 
     Args:
       dataset: value of `--dataset`.
       data_dir: directory of prepared TFDS data, or None for the TFDS default.
+      labels: whether the examples have labels. If False, the labels in the data are ignored.
 
     Raises:
       UserError: the data set is unknown or cannot be read.
     """
+    source: Source
     if dataset == "digits":
-        return digits.digits_source()
-    if dataset.startswith("folder:"):
-        return folders.folder_source(dataset[len("folder:") :])
-    return TfdsSource(dataset, data_dir)
+        source = digits.digits_source()
+    elif dataset.startswith("folder:"):
+        source = folders.folder_source(dataset[len("folder:") :])
+    else:
+        source = TfdsSource(dataset, data_dir)
+    if not labels:
+        source.drop_labels()
+    return source
 
 
 def check_split(source: Source, flag: str, split: str) -> int:
@@ -64,8 +72,9 @@ def check_split(source: Source, flag: str, split: str) -> int:
     return count
 
 
-# training and evaluation splits of a data set with only one split
-HELD_OUT_SPLITS = "train[:80%]", "train[80%:]"
+# Training and evaluation splits of a data set with only one split. The second pair is for at least
+# 1,000 images without labels.
+HELD_OUT_SPLITS = ("train[:80%]", "train[80%:]"), ("train[:95%]", "train[95%:]")
 
 
 def choose_splits(
@@ -74,7 +83,8 @@ def choose_splits(
     """Returns the training and the evaluation split. Replaces defaults that do not exist in the data set.
 
     If the default evaluation split does not exist, `test` is used. If `train` is the only split,
-    its last fifth is held out for evaluation.
+    its last fifth is held out for evaluation. If there are no labels, a twentieth of 1,000 images
+    suffices, and with `--train_split=train`, training images are evaluated.
 
     Args:
       source: the data set.
@@ -87,6 +97,10 @@ def choose_splits(
         return train_split, eval_split
     if "test" in source.split_names:
         return train_split, "test"
-    if hold_out and "train_split" not in given and source.split_names == ["train"]:
-        return HELD_OUT_SPLITS
+    if hold_out and source.split_names == ["train"]:
+        if "train_split" not in given:
+            is_large = source.num_classes is None and source.num_examples("train") >= _LARGE
+            return HELD_OUT_SPLITS[is_large]
+        if source.num_classes is None and train_split == "train":
+            return train_split, train_split
     return train_split, eval_split

@@ -34,6 +34,9 @@ _SPLIT_FOLDER = re.compile(
     rf"({'|'.join(_SPLITS)})([ _-]?(set|split|data|images|\d+))?", re.IGNORECASE
 )
 _KEY_BITS = 62
+_DATE = re.compile(  # a year, a month or another number
+    r"[\d\W_]+|(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*", re.IGNORECASE
+)
 
 
 class FolderSource(IndexedSource):
@@ -129,19 +132,6 @@ class FolderSource(IndexedSource):
             raise ValueError(f"{split} has {count} images")
         return boundary if boundary >= 0 else count + boundary
 
-    def describe_missing_classes(self) -> list[str]:
-        """Returns one line for each split in which some classes have no images."""
-        lines = []
-        for split in self.split_names if self.class_names else ():
-            present = set(self._select(split)[2].tolist())
-            missing = [name for label, name in enumerate(self.class_names) if label not in present]
-            if missing:
-                lines.append(
-                    f"{self.name}: {split} has no images for {len(missing)} of {self.num_classes}"
-                    f" classes ({console.join_first(missing)})"
-                )
-        return lines
-
     def describe_data(self) -> dict:
         """See `Source`. The value of `files` is a hash of the relative paths and sizes of all image files."""
         digest = hashlib.sha256()
@@ -166,9 +156,9 @@ def folder_source(path: str) -> FolderSource:
 
     Each sub-folder is a class. Without sub-folders, images have no labels. Classes may be grouped
     in split folders (`train` or `training`, `validation`, `valid` or `val`, `test` or `testing`,
-    case-insensitive). Labels are indices into the sorted class names of all splits. Folders without
-    images and folders that match `image_files.is_ignored` are skipped. The skipped folders, and any
-    classes that are missing from a split, are logged.
+    case-insensitive). Labels are indices into the sorted class names of all splits. If there is only
+    one class, the images have no labels. Folders without images and folders that match
+    `image_files.is_ignored` are skipped. The skipped folders are logged.
 
     Args:
       path: the folder; `~` is expanded.
@@ -234,8 +224,13 @@ def folder_source(path: str) -> FolderSource:
         )
         suffixes = console.join_first([f"{count} {suffix}" for suffix, count in others.items()])
         console.log(f"ignored files that are not images: {suffixes}{heif}")
-    for line in source.describe_missing_classes():
-        console.log(line)
+    if len(names) == 1:
+        console.log(f"no labels: all images are in one class folder ({names[0]})")
+        source.drop_labels()
+    elif names and all(map(_DATE.fullmatch, names)):
+        console.log(
+            f"classes: {console.join_first(names)}; use --nolabels if these folders are not classes"
+        )
     return source
 
 

@@ -52,12 +52,9 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
             f"--dataset={config.dataset}: {problem}. Fix or remove them"
             f"{', or skip them with --corrupt_images=skip' * stops}."
         )
-    logged_before = source.describe_missing_classes()
     source.exclude(unusable)
     if is_chief:
-        for line in [f"skipped: {problem}", *source.describe_missing_classes()]:
-            if line not in logged_before:
-                console.log(line)
+        console.log(f"skipped: {problem}")
 
 
 def files_digest(paths: Iterable[str]) -> str:

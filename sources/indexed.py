@@ -36,6 +36,20 @@ class IndexedSource(Source):
         self._load = load
         self._selected = {}
 
+    def drop_labels(self) -> None:
+        """See `Source`."""
+        super().drop_labels()
+        self._splits = {
+            name: (items, np.full_like(labels, -1))
+            for name, (items, labels) in self._splits.items()
+        }
+
+    def class_counts(self, split: str) -> dict[str, int]:
+        """See `Source`."""
+        labels = self._select(split)[2]
+        counts = np.bincount(labels[labels >= 0], minlength=self.num_classes or 0)
+        return dict(zip(self.class_names or [], counts.tolist()))
+
     def describe_data(self) -> dict:
         """See `Source`."""
         return dict(

@@ -90,6 +90,15 @@ class Source(abc.ABC):
         Raises `UserError` if the split has too few labeled examples.
         """
 
+    def drop_labels(self) -> None:
+        """Ignores the labels in the data."""
+        self.class_names, self.multi_label = None, False
+
+    def class_counts(self, split: str) -> dict[str, int]:
+        """Returns the number of examples of each class, or an empty dict if the split would have to be read."""
+        del split
+        return {}
+
     @abc.abstractmethod
     def describe_data(self) -> dict:
         """Returns a JSON-serializable dict that identifies the data.

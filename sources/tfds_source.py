@@ -227,7 +227,7 @@ class TfdsSource(Source):
         return key, example[self._image], self._label_of(example)
 
     def _label_of(self, example: dict[str, tf.Tensor]) -> tf.Tensor:
-        if not self._label:
+        if self.class_names is None:
             return self.no_label()
         if not self.multi_label:
             label = tf.cast(example[self._label], tf.int64)

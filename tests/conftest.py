@@ -101,7 +101,7 @@ def draw_curves():
     """Replaces the function that draws curves.png, because it is slow. Yields the original function."""
     original = training_log.draw_curves
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_log, "draw_curves", lambda rows: b"replaced by conftest.py")
+        patch.setattr(training_log, "draw_curves", lambda *_: b"replaced by conftest.py")
         yield original
 
 

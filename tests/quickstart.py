@@ -14,7 +14,7 @@ import sys
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _TOLERANCE = 0.05
-_ROW = re.compile(r"^ *(\w.*?) {2,}(\d[\d.]*)$", re.MULTILINE)
+_ROW = re.compile(r"^ *(\w.*?) {2,}(\d[\d.]*)(?: \[.*\])?$", re.MULTILINE)
 _ENCODER = "frozen encoder"
 
 

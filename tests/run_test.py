@@ -149,7 +149,7 @@ def test_a_run_announces_its_inputs_and_phases(complete_run):
         ),
         (
             r"data: digits, 64 images for training \(train.*\), 360 images for evaluation \(test\),"
-            r" 10 classes"
+            r" 10 classes: 0 4, 1 6, .*"
         ),
         r"network: resnet10, 5\.2 million trainable parameters, 8 x 8 pixels, batch size 32",
         (
@@ -431,7 +431,7 @@ def test_regularization_loss_of_fine_tuning_covers_the_trained_variables(complet
     trained_then_evaluated = json.loads((tmp_path / "result_1.json").read_text())[
         "eval/regularization_loss"
     ]
-    run(tmp_path, mode="eval", **settings, eval_name="again")
+    run(tmp_path, mode="eval", eval_name="again")  # The settings of the run are used.
     evaluated = json.loads((tmp_path / "again" / "result_1.json").read_text())[
         "eval/regularization_loss"
     ]
@@ -457,13 +457,16 @@ def test_regularization_loss_of_fine_tuning_covers_the_trained_variables(complet
     [
         (
             dict(warmup_epochs=51),
-            "--warmup_epochs=51: the learning rate increases during 102 of 201 steps",
+            "--warmup_epochs=51: the learning rate increases during 2290 of 4491 steps",
         ),
         (
             dict(linear_head_learning_rate=None),
-            "--linear_head_learning_rate is not set: with 64 images",
+            "--linear_head_learning_rate is not set: with 1437 images",
         ),
         (dict(train_batch_size=16), "--train_batch_size=16: "),
+        (dict(train_split="train[:639]"), "--train_epochs=100: with 1997 steps, "),
+        (dict(train_split="train[:100]", train_epochs=700), "train[:100] has fewer than 10 images"),
+        (dict(eval_split="test[:8]", mode="train_then_eval"), "test[:8] has no images of 3 of 10"),
         (
             dict(image_size=64),
             "--image_size=64: the images are much smaller (median of the shorter side: 8 pixels)",
@@ -471,7 +474,7 @@ def test_regularization_loss_of_fine_tuning_covers_the_trained_variables(complet
     ],
 )
 def test_unsuitable_settings_are_reported(settings, warning):
-    config = Config(**{**TINY, "linear_head_learning_rate": 0.1})
+    config = Config(**{**TINY, "linear_head_learning_rate": 0.1, "train_split": "train"})
     context = make_context(config)
     assert checks.advice(context) == []
     (line,) = checks.advice(context.replace(config=config.replace(**settings)))
@@ -494,14 +497,18 @@ def test_continuous_evaluation_prints_tables_and_ends_after_the_timeout(complete
     settings["linear_head_learning_rate"] = 0.1
     printed = run(complete_run[0], ["train_steps"], mode="eval", **settings)
     assert "--eval_timeout" in printed
-    assert re.search(r"ckpt-4\n-+\nlinear head, top-1 +0\.\d{4}\n", printed)
+    assert re.search(r"ckpt-4\n-+\nlinear head, top-1 +0\.\d{4} \[", printed)
     results = runs.read_results(complete_run[0] / "again" / "result_4.json")
-    assert set(results) == {
+    assert not {metrics.LBFGS, metrics.KNN} & set(results)
+    assert set(results) >= {
         metrics.LINEAR_TOP_1,
         metrics.LINEAR_TOP_5,
         metrics.MEAN_PER_CLASS,
+        "eval/label_examples",
+        "eval/label_majority",
         "eval/regularization_loss",
         "global_step",
+        metrics.CONTRAST_LOSS,
     }
 
 
@@ -805,7 +812,7 @@ def test_supervised_training_from_scratch_uses_the_label_fraction(no_blocks, tmp
     ].shape == (64, 10)
     image = tf.io.decode_png((tmp_path / "views.png").read_bytes())
     assert image.shape == [200, 800, 3]  # The preview has one view per image.
-    assert "linear head, top-1" in log
+    assert "classifier, top-1" in log
 
 
 def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(no_blocks, tmp_path):
@@ -822,7 +829,10 @@ def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(no_bloc
         name: runs.read_results(tmp_path / name / "result.json")
         for name in ("all", "few", "separate")
     }
-    assert results["few"] == pytest.approx(results["separate"]) and results["few"] != results["all"]
+    assert results["few"] != results["all"]
+    # Only evaluations of a run include `contrastive`.
+    few = {name: results["few"][name] for name in results["separate"]}
+    assert few == pytest.approx(results["separate"]) and metrics.CONTRAST_LOSS in results["few"]
 
 
 @pytest.mark.parametrize("train_mode", ["pretrain", "supervised"])

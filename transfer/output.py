@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import checks
+import metrics
 import model as model_lib
 from checkpoints import computed_from, inspection, restoring
 from checkpoints.lock import Lock
@@ -89,6 +90,9 @@ class Inputs:
         task, out = self.task, self.config.model_dir
         value = measures.measure(task.metric, labels, scores)
         storage.write_arrays(os.path.join(out, "predictions.npz"), labels=labels, logits=scores)
+        interval = ""
+        if task.metric == "top_1":  # The other metrics are not fractions of images.
+            interval = " [{:.4f}, {:.4f}]".format(*metrics.wilson_interval(value, len(labels)))
         path = os.path.join(out, "result.json")
         record = computed_from.describe(
             self.config.replace(train_split=task.trainval_split, eval_split=task.test),
@@ -112,7 +116,7 @@ class Inputs:
             console.format_table(
                 f"transfer to {task.title} ({self.protocol})",
                 [
-                    (task.metric.replace("_", " "), f"{value:.4f}"),
+                    (task.metric.replace("_", " "), f"{value:.4f}{interval}"),
                     *(
                         (name.replace("_", " "), f"{number:.3g}")
                         for name, number in results.items()

@@ -96,7 +96,7 @@ def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path, logged):
 def test_curves_are_drawn_at_most_once_a_minute_and_at_the_end(tmp_path, monkeypatch):
     drawn, now = [], [100.0]
     monkeypatch.setattr(training_log.progress.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(training_log, "draw_curves", lambda rows: drawn.append(len(rows)) or b"")
+    monkeypatch.setattr(training_log, "draw_curves", lambda rows, _: drawn.append(len(rows)) or b"")
     log = training_log.TrainingLog(str(tmp_path), 0, Config())
     for step, seconds in enumerate((30, 31, 29, 31)):
         now[0] += seconds
@@ -107,7 +107,7 @@ def test_curves_are_drawn_at_most_once_a_minute_and_at_the_end(tmp_path, monkeyp
     assert drawn == [2, 4, 4]
 
 
-def draw_and_record(draw_curves, rows):
+def draw_and_record(draw_curves, rows, **chance_levels):
     """Draws curves. Returns a nested dict: title of the panel -> label of the line -> list of points."""
     figures, save = [], figure.Figure.savefig
     with pytest.MonkeyPatch.context() as patch:
@@ -116,7 +116,7 @@ def draw_and_record(draw_curves, rows):
             "savefig",
             lambda self, *args, **options: (figures.append(self), save(self, *args, **options)),
         )
-        tf.io.decode_png(draw_curves(rows))
+        tf.io.decode_png(draw_curves(rows, chance_levels))
     return {
         axes.get_title(): {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
         for axes in figures[0].axes
@@ -135,3 +135,18 @@ def test_curves_show_each_metric_in_its_panel(draw_curves):
         "learning rate": {"training": [[step, 0.1] for step in range(4)]},
     }
     assert draw_and_record(draw_curves, []) == {}
+
+
+def test_curves_have_lines_at_the_chance_levels_of_training_and_evaluation(draw_curves):
+    rows = [
+        {"step": 1, "train/contrast_loss": 5.0},
+        {"step": 2, "eval/contrast_loss": 4.0, "eval/contrast_loss/chance_level": 6.0},
+    ]
+    (lines,) = draw_and_record(draw_curves, rows, **{"train/contrast_loss": 7.0}).values()
+    heights = {label: points[0][1] for label, points in lines.items()}
+    assert heights == {
+        "training": 5,
+        "chance level (training)": 7,
+        "evaluation": 4,
+        "chance level (evaluation)": 6,
+    }

@@ -29,8 +29,8 @@ def smooth_image(random, side=48):
 
 
 def encode_pixels(path):
-    """Returns a vector of an image's pixels (resized to 8 x 8) and the scaled differences between adjacent rows."""
-    pixels = np.asarray(Image.open(path).convert("RGB").resize((8, 8)), np.float32) / 255
+    """Returns a vector of an image's pixels (resized to 16 x 16) and the scaled differences between adjacent rows."""
+    pixels = np.asarray(Image.open(path).convert("RGB").resize((16, 16)), np.float32) / 255
     return np.concatenate([(pixels - 0.5).ravel(), 2 * np.diff(pixels, axis=0).ravel()])
 
 
@@ -139,7 +139,8 @@ def test_queries_are_shown_with_their_nearest_neighbors(page, photos):
     names = captions(text)
     assert names[0] == "12.jpg" and names[9] == "13.jpg" and text.count("query:") == 2
     all_names = sorted(os.listdir(photos))
-    vectors = similarity.normalize(np.stack([encode_pixels(photos / name) for name in all_names]))
+    vectors = np.stack([encode_pixels(photos / name) for name in all_names])
+    vectors = similarity.normalize(vectors - vectors.mean(0))
     similarities = vectors @ vectors[all_names.index("12.jpg")]
     # Copies of an image have the same similarity up to rounding, so their order may vary.
     shown = [similarities[all_names.index(name)] for name in names[1:9]]
@@ -157,7 +158,8 @@ def test_flags_set_the_number_of_clusters_the_threshold_and_the_seed(
         captions(section(page_text, "neighbors"))[::9] for page_text in (page[1], text)
     )
     assert shown[:2] == default_shown[:2] and shown != default_shown
-    vectors = similarity.normalize(np.load(page[0] / "v.npz")["vectors"])
+    vectors = np.load(page[0] / "v.npz")["vectors"]
+    vectors = similarity.normalize(vectors - vectors.mean(0))
     expected = np.sum(np.triu(vectors @ vectors.T, 1) >= 0.5)
     header, *rows = csv.reader((tmp_path / "g.pairs.csv").open())
     assert len(rows) == expected > sum(float(row[2]) >= 0.95 for row in rows) > 0
@@ -180,7 +182,8 @@ def test_gallery_supports_equal_vectors_and_zero_vectors(photos, tmp_path):
         run_gallery(photos, tmp_path / "v.npz", tmp_path / "g.html")
         text = (tmp_path / "g.html").read_text()
         assert (
-            f"Mean similarity of all pairs of images: {value:.3f}" in text
+            f"subtracted:\n{value:.3f}" in text
+            and ("collapsed</b>" in text) == (value == 1)
             and "nan" not in text.split("<script")[0]
         )
 
@@ -419,3 +422,40 @@ def test_unfinished_page_does_not_replace_an_existing_page(labeled, tmp_path, mo
     assert gallery.write_for_run("model", source, "test", str(tmp_path), 0) is None
     assert "warning: the gallery was not written: [Errno 28]" in capsys.readouterr().out
     assert (tmp_path / "gallery.html").read_text() == "older" and len(list(tmp_path.iterdir())) == 1
+
+
+# ------------------------------------------------------------------------------------- centering, copies, raw pixels
+
+
+def test_the_mean_vector_is_subtracted_unless_there_are_few_vectors():
+    vectors = np.random.default_rng(0).normal(5, 1, [300, 8]).astype(np.float32)
+    raw, centered = (
+        analysis.mean_similarity(similarity.normalize(vectors)),
+        similarity.center(vectors),
+    )
+    assert raw > 0.9 and abs(analysis.mean_similarity(centered)) < 0.01
+    np.testing.assert_array_equal(similarity.center(vectors[:9]), similarity.normalize(vectors[:9]))
+
+
+def test_neighbors_by_raw_pixels_match_scikit_learn(page, photos):
+    text = section(page[1], "neighbors")
+    rows = [captions(row) for row in text.split('<div class="row">') if "by raw pixels:" in row]
+    names = sorted(os.listdir(photos))
+    pixels = [
+        np.float32(Image.open(photos / name).convert("RGB").resize((32, 32))).ravel()
+        for name in names
+    ]
+    vectors = pixels - np.mean(pixels, 0)
+    nearest = sklearn_neighbors.NearestNeighbors(n_neighbors=6, metric="cosine").fit(vectors)
+    assert len(rows) == 3
+    for query, *shown in rows:
+        (expected,) = nearest.kneighbors(vectors[[names.index(query)]], return_distance=False)
+        assert len({names[row] for row in expected[1:]} & set(shown[:5])) >= 4  # JPEG rounding
+
+
+def test_copies_are_to_be_removed_unless_most_pairs_are_similar(photos, page, tmp_path):
+    assert "remove copies" in section(page[1], "duplicates")
+    write_vectors(photos, tmp_path / "v.npz", lambda path: [ord(path[-5]) % 2, 1.0])
+    run_gallery(photos, tmp_path / "v.npz", tmp_path / "g.html")
+    text = section((tmp_path / "g.html").read_text(), "duplicates")
+    assert "remove copies" not in text and "probably not copies" in text

@@ -1,0 +1,203 @@
+"""What results are compared with: chance level, the untrained network, intervals, majority baselines, diagnostics."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+from scipy import stats
+
+import checks
+import evaluate
+import metrics
+import model as model_lib
+import simclr
+from checkpoints.run_directory import Recorded
+from config import Config
+from probing import diagnostics
+from sources import datasets, digits, folders
+from support.images import write_images
+from support.runs import TINY, make_context, run
+
+pytestmark = pytest.mark.usefixtures("tiny_resnet")
+RESULTS = {
+    metrics.LINEAR_TOP_1: 0.5,
+    metrics.CONTRAST_LOSS: 8.0,
+    metrics.CONTRAST_LOSS + metrics.CHANCE: 8.69,
+    metrics.CONTRAST_ACCURACY: 0.3,
+    metrics.CONTRAST_ACCURACY + metrics.UNTRAINED: 0.1,
+    metrics.CONTRAST_IMAGES: 39,
+    metrics.CONTRAST_BATCH: 39,
+    "eval/label_examples": 100,
+    "eval/label_majority": 0.3,
+    "eval/rank_h_dimensions": 512,
+    "eval/rank_z_dimensions": 16,
+    "eval/rank_z": 7.25,
+}
+
+
+@pytest.mark.parametrize("hits, count", [(0, 5), (3, 3), (1, 7), (390, 1025), (4999, 10**4)])
+def test_intervals_match_scipy(hits, count):
+    expected = stats.binomtest(hits, count).proportion_ci(method="wilson")
+    np.testing.assert_allclose(metrics.wilson_interval(hits / count, count), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("negatives", ["both", "cross_view"])
+@pytest.mark.parametrize("loss", ["nt_xent", "nt_logistic", "margin_triplet"])
+def test_chance_levels_are_the_values_of_a_collapsed_encoder(loss, negatives):
+    config = Config(contrastive_loss=loss, negatives=negatives)
+    z = tf.ones([10, 4])
+    terms, scalars = simclr.over_batch(z, z, tf.zeros(5), config)
+    levels = metrics.chance_levels(config, 5)
+    assert float(scalars["contrast_acc"]) == pytest.approx(levels.pop("contrast_acc"))
+    assert ("contrast_loss" in levels) == (loss == "nt_xent")
+    for name, value in levels.items():
+        assert float(terms[name]) == pytest.approx(value)
+    assert metrics.chance_levels(Config(train_mode="supervised"), 5) == {}
+
+
+def test_tables_show_what_each_result_must_be_compared_with():
+    rows = dict(metrics.result_rows(RESULTS, "classifier", False))
+    assert rows["classifier, top-1"] == "0.5000 [0.4038, 0.5962]"
+    assert rows["contrastive loss"] == "8.0000 (chance level 8.6900)"
+    assert rows["contrastive accuracy"] == "0.3000 (untrained 0.1000)"
+    assert rows["majority baseline"] == "0.3000 of 100 images"
+    assert rows["contrastive values"] == "39 images, in batches of 39"
+    assert rows["effective rank of h"] == "too few images (at least 1,024)"
+    assert rows["effective rank of z"] == "7.2 of 16"
+    marked = dict(metrics.result_rows(RESULTS, "classifier", True))
+    assert "trained on" in marked["contrastive values"]
+    several = {
+        metrics.MEAN_PRECISION: 0.5,
+        **metrics.describe_labels(np.ones([4, 2]), "eval/label"),
+    }
+    assert metrics.result_rows(several, "linear head", False) == [
+        ("linear head, 11-point mAP", "0.5000"),
+        ("evaluated", "4 images"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({}, None),
+        ({metrics.CONTRAST_LOSS: 8.69}, "the contrastive loss 8.69 is not below chance level"),
+        ({metrics.CONTRAST_ACCURACY: 0.1}, "the contrastive accuracy 0.100 is not above"),
+        ({metrics.LINEAR_TOP_1: 0.38}, "the accuracy (linear head, top-1) in the interval"),
+        ({metrics.LINEAR_TOP_1: 0.4}, None),
+        ({metrics.CONTRAST_LOSS: 9.0, metrics.CONTRAST_LOSS + metrics.CHANCE: None}, None),
+    ],
+)
+def test_a_warning_says_that_nothing_was_learned(changes, reason, logged):
+    config = Config(**TINY)
+    results = {name: value for name, value in {**RESULTS, **changes}.items() if value is not None}
+    evaluate.log_results(make_context(config), "title", results, {})
+    assert len(logged) == 1 + bool(reason) and (not reason or reason in logged[1])
+    # Results on training images do not show what was learned.
+    evaluate.log_results(make_context(config).replace(trained_examples=1), "title", results, {})
+    assert len(logged) == 2 + bool(reason)
+
+
+@pytest.fixture(scope="module")
+def initial_results():
+    """Returns the contrastive results of a network with its initial weights, and its h and z of 40 images."""
+    config = Config(**TINY, eval_split="test[:41]").replace(eval_batch_size=20)
+    keras.utils.set_random_seed(config.seed + 1)
+    evaluator = evaluate.Evaluator(make_context(config), model_lib.build_model(config, 10))
+    return evaluator.contrastive(0), *evaluator._compare_views(evaluator._embed_views)[1:]
+
+
+def test_the_untrained_network_has_the_initial_weights_of_the_run(initial_results):
+    results, *_ = initial_results
+    for name in (metrics.CONTRAST_LOSS, metrics.CONTRAST_ACCURACY):
+        assert results[name + metrics.UNTRAINED] == results[name]
+    assert results[metrics.CONTRAST_LOSS + metrics.CHANCE] == pytest.approx(2 * math.log(39))
+    assert results[metrics.CONTRAST_IMAGES] == 40 and results[metrics.CONTRAST_BATCH] == 20
+
+
+def test_diagnostics_match_loops(initial_results):
+    results, h, z = initial_results
+    assert h.shape == (2, 40, 128) and z.shape == (2, 40, 16)
+    first, second = (view / np.linalg.norm(view, axis=1)[:, None] for view in np.float64(z))
+    distances = [np.sum((u - v) ** 2) for u, v in zip(first, second)]
+    assert results["eval/alignment"] == pytest.approx(np.mean(distances))
+    potentials = [
+        math.exp(-2 * np.sum((first[i] - first[j]) ** 2)) for i in range(40) for j in range(i)
+    ]
+    assert results["eval/uniformity"] == pytest.approx(math.log(np.mean(potentials)))
+    values = np.sqrt(np.maximum(np.linalg.eigvalsh(np.float64(z[0]).T @ z[0]), 0))
+    rank = math.exp(stats.entropy(values / values.sum()))
+    assert results["eval/rank_z"] == pytest.approx(rank, rel=1e-3)
+    assert "eval/rank_h" not in results and results["eval/rank_h_dimensions"] == 128
+    assert diagnostics.effective_rank(np.eye(5)) == pytest.approx(5, rel=1e-4)
+    assert diagnostics.effective_rank(np.ones([9, 5])) == pytest.approx(1, rel=1e-4)
+
+
+# --------------------------------------------------------------------------------------------------- before training
+
+
+class _Images(digits.IndexedSource):
+    """A source with any number of images, without labels."""
+
+    def __init__(self, count):
+        super().__init__("images", {"train": (np.arange(count), np.full(count, -1))}, None, None)
+
+
+@pytest.mark.parametrize(
+    "count, replicas, splits, batch",
+    [
+        (100, 1, 0, 32),
+        (20, 1, 0, 16),
+        (999, 1, 0, 128),
+        (1000, 1, 1, 128),
+        (10_000, 1, 1, 512),
+        (10_000, 3, 1, 513),
+    ],
+)
+def test_batch_size_and_length_are_derived_from_the_number_of_images(
+    count, replicas, splits, batch
+):
+    config = Config(mode="train_then_eval", train_batch_size=0, train_epochs=0)
+    source, recorded = _Images(count), Recorded()
+    completed, _ = checks.complete(config, source, [], recorded, 1, replicas)
+    assert (completed.train_split, completed.eval_split) == datasets.HELD_OUT_SPLITS[splits]
+    images = source.num_examples(completed.train_split)
+    assert completed.train_batch_size == batch
+    assert completed.train_epochs == max(100, math.ceil(64_000 / images))
+    assert config.default_model_dir() != completed.default_model_dir()  # It is named before.
+    # A resumed run keeps the choice, also if there are more images.
+    recorded = Recorded(settings=completed.settings(), has_checkpoints=True)
+    assert checks.complete(config, _Images(5 * count), [], recorded, 2, replicas)[0] == completed
+
+
+def test_training_images_are_evaluated_on_request_without_a_verdict(tmp_path, capsys):
+    write_images(tmp_path / "images", *(f"{index}.png" for index in range(40)))
+    log = run(
+        tmp_path / "run",
+        ["train_split"],
+        mode="train_then_eval",
+        dataset=f"folder:{tmp_path / 'images'}",
+        train_split="train",
+        train_steps=1,
+    )
+    assert (
+        "warning: 40 of the 40 images in --eval_split=train are also in the training split" in log
+    )
+    assert "some of which were trained on" in log and "nothing was learned" not in log
+
+
+@pytest.mark.parametrize(
+    "names, classes, line",
+    [
+        (["cat/1.png", "dog/2.png"], ["cat", "dog"], None),
+        (["cat/1.png", "cat/2.png"], None, "no labels: all images are in one class folder (cat)"),
+        (["2023/05/1.png", "2024/1.png"], ["2023", "2024"], "classes: 2023, 2024; use --nolabels"),
+        (["May/1.png", "june 3/2.png"], ["May", "june 3"], None),
+        (["jan/1.png", "February/2.png"], ["February", "jan"], "classes: February, jan; "),
+    ],
+)
+def test_folders_that_are_probably_not_classes_are_reported(names, classes, line, tmp_path, logged):
+    write_images(tmp_path, *names)
+    assert folders.folder_source(str(tmp_path)).class_names == classes
+    assert len(logged) == bool(line) and (not line or logged[0].startswith(line))
