@@ -209,7 +209,7 @@ def describe_labels(labels: np.ndarray, prefix: str) -> dict[str, float]:
     """
     results: dict[str, float] = {f"{prefix}_examples": len(labels)}
     if labels.ndim == 1:
-        results[f"{prefix}_majority"] = float(np.bincount(labels).max() / len(labels))
+        results[f"{prefix}_majority"] = float(np.bincount(labels, minlength=1).max() / len(labels))
     return results
 
 

@@ -52,6 +52,7 @@ class TrainingLog:
         self._batch_size, self._num_examples = config.train_batch_size, num_examples
         self._rows = [row for row in read_history(directory) if row["step"] <= step]
         self._since_drawing = self._since_row = progress.stopwatch()
+        self._head_name = config.head_name
         levels = metrics.chance_levels(config, config.train_batch_size)
         self._chance_levels = {f"train/{name}": value for name, value in levels.items()}
         self._step, self._skipped_steps, self._results = step, 0.0, {}
@@ -153,7 +154,7 @@ class TrainingLog:
         try:
             storage.write_bytes(os.path.join(self._directory, _HISTORY), text.getvalue().encode())
             if draws:
-                curves = draw_curves(self._rows, self._chance_levels)
+                curves = draw_curves(self._rows, self._chance_levels, self._head_name)
                 storage.write_bytes(os.path.join(self._directory, _CURVES), curves)
                 self._since_drawing = progress.stopwatch()
         except UserError as error:
@@ -180,12 +181,15 @@ def read_history(directory: str) -> list[dict[str, float]]:
         return []
 
 
-def draw_curves(rows: list[dict[str, float]], chance_levels: Mapping[str, float]) -> bytes:
+def draw_curves(
+    rows: list[dict[str, float]], chance_levels: Mapping[str, float], head_name: str
+) -> bytes:
     """Returns a PNG image with one panel per metric, and dashed lines at chance level.
 
     Args:
       rows: dicts with a step and its metrics.
       chance_levels: chance levels of metrics that `rows` does not contain, keyed by the metric.
+      head_name: see `Config.head_name`.
     """
     # Imported here because the import takes half a second.
     from matplotlib import figure as mpl_figure
@@ -205,11 +209,12 @@ def draw_curves(rows: list[dict[str, float]], chance_levels: Mapping[str, float]
             points = [(row["step"], row[metric.key]) for row in rows if metric.key in row]
             marker = "o" if metric.key.startswith("eval/") or len(points) == 1 else None
             label = "evaluation" if metric.label == title else metric.label
+            label = label.replace("linear head", head_name)
             (line,) = axes.plot(*zip(*points), label=label, marker=marker, markersize=4)
             if metric.key in levels:
                 chance = dict(color=line.get_color(), label=f"chance level ({label})")
                 axes.axhline(levels[metric.key], linestyle="--", linewidth=1, **chance)
-        axes.set_title(title, fontsize=10)
+        axes.set_title(title.replace("linear head", head_name), fontsize=10)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
         if len(axes.lines) > 1:

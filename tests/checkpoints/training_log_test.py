@@ -96,7 +96,7 @@ def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path, logged):
 def test_curves_are_drawn_at_most_once_a_minute_and_at_the_end(tmp_path, monkeypatch):
     drawn, now = [], [100.0]
     monkeypatch.setattr(training_log.progress.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(training_log, "draw_curves", lambda rows, _: drawn.append(len(rows)) or b"")
+    monkeypatch.setattr(training_log, "draw_curves", lambda rows, *_: drawn.append(len(rows)) or b"")
     log = training_log.TrainingLog(str(tmp_path), 0, Config())
     for step, seconds in enumerate((30, 31, 29, 31)):
         now[0] += seconds
@@ -116,7 +116,7 @@ def draw_and_record(draw_curves, rows, **chance_levels):
             "savefig",
             lambda self, *args, **options: (figures.append(self), save(self, *args, **options)),
         )
-        tf.io.decode_png(draw_curves(rows, chance_levels))
+        tf.io.decode_png(draw_curves(rows, chance_levels, "classifier"))
     return {
         axes.get_title(): {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
         for axes in figures[0].axes
@@ -130,7 +130,7 @@ def test_curves_show_each_metric_in_its_panel(draw_curves):
     rows.append({"step": 3, "eval/knn_top_1_accuracy": 0.5, "eval/label_top_1_accuracy": 0.4})
     assert draw_and_record(draw_curves, rows) == {
         "contrastive loss": {"training": [[0, 5], [1, 4], [2, 3], [3, 2]]},
-        "accuracy of the linear head": {"linear head, top-1": [[3, 0.4]]},
+        "accuracy of the classifier": {"classifier, top-1": [[3, 0.4]]},
         "accuracy of the nearest neighbors": {"10 nearest neighbors": [[3, 0.5]]},
         "learning rate": {"training": [[step, 0.1] for step in range(4)]},
     }
