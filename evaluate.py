@@ -740,9 +740,9 @@ def log_results(
     reasons = [] if has_trained_images else metrics.reasons_for_no_progress(results, head)
     if reasons:
         console.log(
-            f"warning: nothing was learned that holds for new images: {'; '.join(reasons)}. Use more"
-            " images, more steps or a larger batch, or start from pretrained weights"
-            " (--checkpoint)."
+            "warning: the network has learned nothing that generalizes to new images:"
+            f" {'; '.join(reasons)}. Use more images, more steps or a larger batch, or start from"
+            " pretrained weights (--checkpoint)."
         )
 
 

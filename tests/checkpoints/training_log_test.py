@@ -96,7 +96,9 @@ def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path, logged):
 def test_curves_are_drawn_at_most_once_a_minute_and_at_the_end(tmp_path, monkeypatch):
     drawn, now = [], [100.0]
     monkeypatch.setattr(training_log.progress.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(training_log, "draw_curves", lambda rows, *_: drawn.append(len(rows)) or b"")
+    monkeypatch.setattr(
+        training_log, "draw_curves", lambda rows, *_: drawn.append(len(rows)) or b""
+    )
     log = training_log.TrainingLog(str(tmp_path), 0, Config())
     for step, seconds in enumerate((30, 31, 29, 31)):
         now[0] += seconds
