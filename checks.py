@@ -43,8 +43,9 @@ def before_connecting(config: Config) -> None:
 def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[Config, list[str]]:
     """Adopts settings of the weights to evaluate or to fine-tune, and of the run to evaluate.
 
-    These are the network, the image size and, in an evaluation, the input of the linear head and
-    the last step of the run. Settings that the user set do not change.
+    These are the network, the image size and, in an evaluation, the input of the linear head, the
+    training mode, the settings of the weight decay and the last step of the run. Settings that the
+    user set do not change.
 
     Args:
       config: settings.
@@ -90,7 +91,7 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
         is_eval
         and recorded.last_step
         and all(
-            name not in given or getattr(config, name) == recorded.settings.get(name)
+            name not in given or getattr(config, name) in (0, recorded.settings.get(name))
             for name in length
         )
     ):
@@ -131,7 +132,7 @@ def complete(
     held_out = [pair[1] for pair in datasets.HELD_OUT_SPLITS]
     if eval_split in held_out and "eval_split" not in given:
         if settings.get("eval_split") in held_out:  # Images may have been added since the start.
-            eval_split = settings["eval_split"]
+            train_split, eval_split = settings["train_split"], settings["eval_split"]
         lines.append(
             f"train_split: {train_split}, eval_split: {eval_split} ({source.name} has only a train"
             " split, so some of its images are held out for evaluation)"
@@ -139,8 +140,10 @@ def complete(
     elif eval_split != config.eval_split and config.evaluates:
         lines.append(f"eval_split: {eval_split} ({source.name} has no {config.eval_split} split)")
     changes.update(train_split=train_split, eval_split=eval_split)
-    if 0 in (config.train_batch_size, config.train_epochs):
+    needs_length = not is_eval or not (config.train_steps or config.checkpoint)
+    if needs_length and 0 in (config.train_batch_size, config.train_epochs):
         count = datasets.check_split(source, "train_split", train_split)
+        count = count if config.pretraining else max(int(count * config.label_fraction), 1)
         power = 2 ** int(math.log2(max(count // 4, 1)))
         batch = min(math.ceil(min(max(power, 32), 512) / replicas), count // replicas) * replicas
         batch = config.train_batch_size or settings.get("train_batch_size") or max(batch, 2)
@@ -406,7 +409,7 @@ def advice(context: RunContext) -> list[str]:
         if few and split == config.train_split and config.label_fraction == 1:
             lines.append(
                 f"{split} has fewer than {_FEW_IMAGES} images of {len(few)} of {len(counts)} classes"
-                f" ({console.join_first(few)}), so their accuracies are uncertain"
+                f" ({console.join_first(few)}), which is hardly enough to learn them"
             )
     if config.mode == "eval":
         return lines
@@ -414,10 +417,11 @@ def advice(context: RunContext) -> list[str]:
     steps = model_lib.count_steps(config, count)
     is_short = steps.train * config.train_batch_size < MIN_SEEN_IMAGES and count < _SMALL_FOLDER
     if is_short and config.pretraining and not config.checkpoint:
+        name = "train_steps" if config.train_steps else "train_epochs"
         lines.append(
-            f"--train_epochs={config.train_epochs}: with {steps.train} steps, the network probably"
-            f" learns little. Use at least {math.ceil(MIN_SEEN_IMAGES / count)} epochs, or"
-            " --train_epochs=0."
+            f"--{name}={getattr(config, name)}: with {steps.train} steps, the network probably learns"
+            f" little. Use at least {math.ceil(MIN_SEEN_IMAGES / config.train_batch_size):,} steps"
+            f" ({math.ceil(MIN_SEEN_IMAGES / count)} epochs), or --train_epochs=0."
         )
     if steps.warmup > steps.train / 2:
         lines.append(

@@ -616,8 +616,8 @@ class Config:
     # Training.
     train_batch_size: int = setting(
         512,
-        "Batch size for training, summed over all replicas. 0: the largest power of two of at most"
-        " a quarter of the training images, but at least 32 and at most 512.",
+        "Batch size for training, summed over all replicas. 0: the largest power of two that is at"
+        " most a quarter of the number of training images, from 32 to 512.",
         "identity",
         minimum=0,
         maximum=2**20,
@@ -685,7 +685,7 @@ class Config:
     eval_epochs: int = setting(
         0,
         "Number of epochs between evaluations during training. 0: none. Each evaluation covers the"
-        " linear head and knn or, without labels, the contrastive loss. A checkpoint is written"
+        " linear head, knn and, in pretraining, the contrastive loss. A checkpoint is written"
         " before each evaluation. knn computes the features of the whole training split, which"
         " takes about a third of the time of an epoch. With --mode=eval, any value above 0 selects"
         " all checkpoints instead of the newest.",
@@ -724,7 +724,8 @@ class Config:
         "Comma-separated evaluation protocols: linear_head; lbfgs (logistic regression on the"
         " frozen encoder); knn (nearest neighbors by cosine similarity, on the frozen encoder);"
         " contrastive (the pretraining task on held-out images). Without a linear head, linear_head"
-        " is replaced with contrastive and, if there are labels, knn.",
+        " is replaced with contrastive and, if there are labels, knn. Evaluations of a pretraining"
+        " run always include contrastive, on at most 2,048 images if it is not in the list.",
         "evaluation",
         items=EVAL_PROTOCOLS,
     )

@@ -466,7 +466,7 @@ class Evaluator:
             mean_metrics.add(losses)
         results = {f"eval/{name}": value for name, value in mean_metrics.means().items()}
         counts = {metrics.CONTRAST_IMAGES: num_batches * size, metrics.CONTRAST_BATCH: size}
-        h, z = (np.concatenate(parts, 1) for parts in zip(*vectors))
+        h, z = (np.concatenate(parts, 1)[:, :_SAMPLED_IMAGES] for parts in zip(*vectors))
         return {**results, **counts}, h, z
 
     def _outputs_of_views(
@@ -730,7 +730,7 @@ def _is_usable(path: str, error: Exception) -> bool:
 def log_results(
     context: RunContext, title: str, results: dict[str, Any], others: Mapping[str, object]
 ) -> None:
-    """Logs a table of the results and of other values, and a warning if nothing was learned."""
+    """Logs a table of the results and of other values, and a warning if they are not better than without training."""
     head, has_trained_images = context.config.head_name, context.trained_examples > 0
     rows: list[tuple[str, object] | None] = [
         *metrics.result_rows(results, head, has_trained_images)
@@ -740,9 +740,9 @@ def log_results(
     reasons = [] if has_trained_images else metrics.reasons_for_no_progress(results, head)
     if reasons:
         console.log(
-            "warning: the network has learned nothing that generalizes to new images:"
-            f" {'; '.join(reasons)}. Use more images, more steps or a larger batch, or start from"
-            " pretrained weights (--checkpoint)."
+            f"warning: these results are not better than without training: {'; '.join(reasons)}. Use"
+            " more images, more steps or a larger batch, or start from pretrained weights"
+            " (--checkpoint)."
         )
 
 

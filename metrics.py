@@ -164,7 +164,7 @@ def short_texts(results: Mapping[str, float]) -> list[str]:
 
 
 def reasons_for_no_progress(results: Mapping[str, float], head_name: str) -> list[str]:
-    """Returns one phrase for each result that does not exceed what is reached without learning.
+    """Returns one phrase for each result that is not better than without training.
 
     Args:
       results: results on images that were not used for training.
@@ -175,7 +175,8 @@ def reasons_for_no_progress(results: Mapping[str, float], head_name: str) -> lis
     if loss is not None and chance is not None and loss >= chance:
         reasons.append(f"the contrastive loss {loss:.2f} is not below chance level ({chance:.2f})")
     accuracy, untrained = (results.get(CONTRAST_ACCURACY + suffix) for suffix in ("", UNTRAINED))
-    if accuracy is not None and untrained is not None and accuracy <= untrained:
+    is_compared = CONTRAST_ACCURACY + CHANCE in results  # There are at least two images.
+    if is_compared and accuracy is not None and untrained is not None and accuracy <= untrained:
         reasons.append(
             f"the contrastive accuracy {accuracy:.3f} is not above that of the untrained network"
             f" ({untrained:.3f})"
@@ -216,7 +217,7 @@ def describe_labels(labels: np.ndarray, prefix: str) -> dict[str, float]:
 def chance_levels(config: Config, count: int) -> dict[str, float]:
     """Returns the values of `contrast_loss` and `contrast_acc` if all similarities are equal.
 
-    The dict is empty except in pretraining.
+    The dict is empty except in pretraining, and if there is only one image.
 
     NT-Xent has the original's scale, so that its value is twice the logarithm of the number of views
     that each view is compared with. The values of the other losses for equal similarities are those
@@ -226,11 +227,13 @@ def chance_levels(config: Config, count: int) -> dict[str, float]:
       config: settings.
       count: number N of images that are compared.
     """
-    levels = {}
-    if config.pretraining and config.contrastive_loss == "nt_xent" and not config.semi_hard:
+    if not config.pretraining or count < 2:
+        return {}
+    levels = {"contrast_acc": 1 / count}
+    if config.contrastive_loss == "nt_xent" and not config.semi_hard:
         compared = count if config.negatives == "cross_view" else 2 * count - 1
         levels["contrast_loss"] = 2 * math.log(compared)
-    return dict(levels, contrast_acc=1 / count) if config.pretraining else {}
+    return levels
 
 
 def contrastive_accuracy(logits_ab: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

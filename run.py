@@ -215,6 +215,7 @@ def _evaluate(context: RunContext) -> None:
     config, last_step, settings = context.config, None, context.recorded.settings
     if config.checkpoint in (None, settings.get("checkpoint")):
         last_step = config.train_steps or _count_steps(context)
+        context = context.replace(config=config.replace(checkpoint=None))
     else:
         if config.keep_best:
             console.log(

@@ -458,6 +458,8 @@ def _pixel_neighbors(
     """
     size = _PIXELS, _PIXELS
     pixels = {row: np.asarray(image.resize(size)).ravel() for row, image in loaded.items() if image}
+    if not pixels:
+        return {}
     rows = list(pixels)
     nearest = similarity.search(similarity.center(np.array([*pixels.values()])), _NUM_NEIGHBORS, 1)
     return {

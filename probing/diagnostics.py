@@ -30,9 +30,9 @@ def uniformity(vectors: np.ndarray) -> float:
     See Wang and Isola 2020, with t = 2. The value is 0 if all directions are equal. For many
     dimensions, it approaches -4 if the directions are spread evenly.
     """
-    unit = _normalize(vectors)
-    rows, columns = np.triu_indices(len(unit), 1)
-    return float(np.log(np.mean(np.exp(4 * ((unit @ unit.T)[rows, columns] - 1)))))
+    unit, count = _normalize(vectors), len(vectors)
+    total = np.exp(4 * (unit @ unit.T - 1)).sum() - count  # without the pairs (u, u)
+    return float(np.log(total / (count * (count - 1))))
 
 
 def _normalize(vectors: np.ndarray) -> np.ndarray:
@@ -44,13 +44,15 @@ def diagnose(h: np.ndarray, z: np.ndarray) -> dict[str, float]:
     """Returns the diagnostics of a network, keyed by their names in result.json.
 
     The ranks of h (with its mean removed) and of z (not centered) are omitted if there are fewer
-    than 2 d images.
+    than 2 d images, and uniformity if there is only one.
 
     Args:
       h: [V, n, c] representations of V views of n images.
       z: [V, n, d] projections.
     """
-    results = {"eval/alignment": alignment(z[0], z[1]), "eval/uniformity": uniformity(z[0])}
+    results = {"eval/alignment": alignment(z[0], z[1])}
+    if z.shape[1] > 1:
+        results["eval/uniformity"] = uniformity(z[0])
     for name, vectors in (("h", h[0] - h[0].mean(0)), ("z", z[0])):
         count, size = vectors.shape
         results[f"eval/rank_{name}_dimensions"] = size

@@ -83,8 +83,8 @@ def choose_splits(
     """Returns the training and the evaluation split. Replaces defaults that do not exist in the data set.
 
     If the default evaluation split does not exist, `test` is used. If `train` is the only split,
-    its last fifth is held out for evaluation. If there are no labels, a twentieth of 1,000 images
-    suffices, and with `--train_split=train`, training images are evaluated.
+    its last fifth is held out for evaluation. If there are no labels, only the last twentieth of at
+    least 1,000 images is held out, and with `--train_split=train`, training images are evaluated.
 
     Args:
       source: the data set.

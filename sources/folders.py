@@ -65,7 +65,7 @@ class FolderSource(IndexedSource):
             start with `root`.
           class_names: class names in label order; None if images have no labels.
         """
-        self.root = str(root)
+        self.root, self._class_folders = str(root), class_names
         self._prefix = os.path.join(self.root, "")
         self._keys = {}
         ordered = {}
@@ -141,7 +141,7 @@ class FolderSource(IndexedSource):
         return dict(
             super().describe_data(),
             name="folder",
-            classes=self.class_names,
+            classes=self._class_folders,
             files=digest.hexdigest(),
         )
 
@@ -228,9 +228,7 @@ def folder_source(path: str) -> FolderSource:
         console.log(f"no labels: all images are in one class folder ({names[0]})")
         source.drop_labels()
     elif names and all(map(_DATE.fullmatch, names)):
-        console.log(
-            f"classes: {console.join_first(names)}; use --nolabels if these folders are not classes"
-        )
+        console.log(f"classes: {console.join_first(names)} (run.py --nolabels ignores them)")
     return source
 
 

@@ -854,3 +854,5 @@ def test_labels_can_be_ignored(name, tmp_path, tiny_tfds):
     assert source.num_classes is None and not source.has_labels("train")
     labels = [int(label) for *_, label in source.records("train").take(5)]
     assert set(labels) == {-1} and source.class_counts("train") == {}
+    # The weights of a run without labels are recognized as trained on the same data.
+    assert source.describe_data() == datasets.open_source(name, tiny_tfds).describe_data()

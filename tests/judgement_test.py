@@ -26,6 +26,7 @@ RESULTS = {
     metrics.CONTRAST_LOSS: 8.0,
     metrics.CONTRAST_LOSS + metrics.CHANCE: 8.69,
     metrics.CONTRAST_ACCURACY: 0.3,
+    metrics.CONTRAST_ACCURACY + metrics.CHANCE: 0.02,
     metrics.CONTRAST_ACCURACY + metrics.UNTRAINED: 0.1,
     metrics.CONTRAST_IMAGES: 39,
     metrics.CONTRAST_BATCH: 39,
@@ -61,7 +62,7 @@ def test_tables_show_what_each_result_must_be_compared_with():
     rows = dict(metrics.result_rows(RESULTS, "classifier", False))
     assert rows["classifier, top-1"] == "0.5000 [0.4038, 0.5962]"
     assert rows["contrastive loss"] == "8.0000 (chance level 8.6900)"
-    assert rows["contrastive accuracy"] == "0.3000 (untrained 0.1000)"
+    assert rows["contrastive accuracy"] == "0.3000 (chance level 0.0200, untrained 0.1000)"
     assert rows["majority baseline"] == "0.3000 of 100 images"
     assert rows["contrastive values"] == "39 images, in batches of 39"
     assert rows["effective rank of h"] == "too few images (at least 1,024)"
@@ -116,6 +117,16 @@ def test_the_untrained_network_has_the_initial_weights_of_the_run(initial_result
     assert results[metrics.CONTRAST_IMAGES] == 40 and results[metrics.CONTRAST_BATCH] == 20
 
 
+def test_one_image_has_no_chance_level_and_no_verdict():
+    config = Config(**TINY, eval_split="test[:1]")
+    results = evaluate.Evaluator(
+        make_context(config), model_lib.build_model(config, 10)
+    ).contrastive(0)
+    assert results[metrics.CONTRAST_LOSS] == pytest.approx(0, abs=1e-6)
+    assert not any("chance" in name or "uniformity" in name for name in results)
+    assert metrics.reasons_for_no_progress(results, "linear head") == []
+
+
 def test_diagnostics_match_loops(initial_results):
     results, h, z = initial_results
     assert h.shape == (2, 40, 128) and z.shape == (2, 40, 16)
@@ -165,7 +176,6 @@ def test_batch_size_and_length_are_derived_from_the_number_of_images(
     images = source.num_examples(completed.train_split)
     assert completed.train_batch_size == batch
     assert completed.train_epochs == max(100, math.ceil(64_000 / images))
-    assert config.default_model_dir() != completed.default_model_dir()  # It is named before.
     # A resumed run keeps the choice, also if there are more images.
     recorded = Recorded(settings=completed.settings(), has_checkpoints=True)
     assert checks.complete(config, _Images(5 * count), [], recorded, 2, replicas)[0] == completed
@@ -184,7 +194,7 @@ def test_training_images_are_evaluated_on_request_without_a_verdict(tmp_path, ca
     assert (
         "warning: 40 of the 40 images in --eval_split=train are also in the training split" in log
     )
-    assert "some of which were trained on" in log and "has learned nothing" not in log
+    assert "some of which were trained on" in log and "not better than without training" not in log
 
 
 @pytest.mark.parametrize(
@@ -192,12 +202,30 @@ def test_training_images_are_evaluated_on_request_without_a_verdict(tmp_path, ca
     [
         (["cat/1.png", "dog/2.png"], ["cat", "dog"], None),
         (["cat/1.png", "cat/2.png"], None, "no labels: all images are in one class folder (cat)"),
-        (["2023/05/1.png", "2024/1.png"], ["2023", "2024"], "classes: 2023, 2024; use --nolabels"),
+        (
+            ["2023/05/1.png", "2024/1.png"],
+            ["2023", "2024"],
+            "classes: 2023, 2024 (run.py --nolabels",
+        ),
         (["May/1.png", "june 3/2.png"], ["May", "june 3"], None),
-        (["jan/1.png", "February/2.png"], ["February", "jan"], "classes: February, jan; "),
+        (["jan/1.png", "February/2.png"], ["February", "jan"], "classes: February, jan ("),
     ],
 )
 def test_folders_that_are_probably_not_classes_are_reported(names, classes, line, tmp_path, logged):
     write_images(tmp_path, *names)
     assert folders.folder_source(str(tmp_path)).class_names == classes
     assert len(logged) == bool(line) and (not line or logged[0].startswith(line))
+
+
+def test_evaluations_with_derived_sizes_use_the_length_of_the_run():
+    settings = dict(train_steps=500, train_batch_size=32, eval_split="train[80%:]")
+    recorded = Recorded(
+        settings={**settings, "train_epochs": 100, "train_split": "train[:80%]"}, last_step=500
+    )
+    config = Config(mode="eval", train_batch_size=0, train_epochs=0)
+    config, _ = checks.adopt(config, ["train_batch_size", "train_epochs"], recorded)
+    assert config.train_steps == 500
+    # There are more images than at the start of the run.
+    config, lines = checks.complete(config, _Images(2000), [], recorded, 1)
+    assert (config.train_split, config.eval_split) == datasets.HELD_OUT_SPLITS[0]
+    assert not any("train_batch_size" in line for line in lines)
