@@ -229,11 +229,11 @@ def chance_levels(config: Config, count: int) -> dict[str, float]:
     """
     if not config.pretraining or count < 2:
         return {}
-    levels = {"contrast_acc": 1 / count}
+    levels = {}
     if config.contrastive_loss == "nt_xent" and not config.semi_hard:
         compared = count if config.negatives == "cross_view" else 2 * count - 1
         levels["contrast_loss"] = 2 * math.log(compared)
-    return levels
+    return {**levels, "contrast_acc": 1 / count}
 
 
 def contrastive_accuracy(logits_ab: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
