@@ -50,12 +50,18 @@ def complete(runs, tmp_path_factory):
 
 
 def names_in(directory):
-    """Returns the relative paths of all files, without events, recent temporary files and best/checkpoint.
+    """Returns the relative paths of all files, without those that may remain after a kill.
 
-    best/checkpoint is written only when weights are saved.
+    These are events, recent temporary files, and data of checkpoints without an index.
+    best/checkpoint is also omitted, because it is written only when weights are saved.
     """
     names = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
     names.discard("best/checkpoint")
+    names = {
+        name
+        for name in names
+        if ".data-" not in name or f"{name.partition('.data-')[0]}.index" in names
+    }
     ignored = ("events", "checkpoint.tmp", storage.TEMP_PREFIX)
     return {name for name in names if not any(text in name for text in ignored)}
 
