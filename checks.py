@@ -29,8 +29,8 @@ from sources.source import Source
 # Below this number of images, the linear head requires its own learning rate.
 _SMALL_DATA_SET = 20_000
 _LINEAR_HEAD_LEARNING_RATE = 0.03  # Suitable for most small data sets; see docs/training.md.
-_SMALL_FOLDER = 1_000  # Below this number of images, training is probably too short.
-_FEW_IMAGES = 10  # Below this number of images, the accuracy of a class is uncertain.
+_SMALL_FOLDER = 1_000  # Below this number of images, the length of training is checked.
+_FEW_IMAGES = 10  # Below this number of images, a class can hardly be learned.
 _SMALL_BATCH = 32  # Below this batch size, contrastive learning has too few negatives.
 _SAMPLED_IMAGES = 32  # This is the number of images whose sizes are read.
 
@@ -64,9 +64,7 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     # A linear head is not adopted, because it requires labels in the data set. Fine-tuning trains a
     # new classifier, which may have a different input.
     names = {*settings_with("network"), "image_size"} - {"lineareval_while_pretraining"}
-    if is_eval:  # Only runs record the settings of the weight decay.
-        names |= {"ft_proj_selector", "train_mode", "optimizer", "weight_decay"}
-        names |= {"fine_tune_after_block"}
+    names |= set(settings_with("of_run")) if is_eval else set()
     changes = {
         name: network[name]
         for name in config.settings()
@@ -394,10 +392,10 @@ def check_agreement(context: RunContext) -> None:
 
 
 def advice(context: RunContext) -> list[str]:
-    """Returns one line for each problem of the classes, and for each training setting that is probably unsuitable."""
+    """Returns one line for each problem with the classes, and for each training setting that is probably unsuitable."""
     config, source, lines = context.config, context.source, []
     splits = [config.train_split] * _uses_train_split(config)
-    for split in splits + [config.eval_split] * config.evaluates:
+    for split in dict.fromkeys(splits + [config.eval_split] * config.evaluates):
         counts = source.class_counts(split)
         missing = [name for name, number in counts.items() if not number]
         few = [f"{name} {number}" for name, number in counts.items() if 0 < number < _FEW_IMAGES]

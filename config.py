@@ -53,8 +53,8 @@ AUGMENTATIONS = (
 )
 EXTRA_AUGMENTATIONS = ("rotate", "noise", "sobel")  # operators for --augment_extra
 DEFAULT_MARGIN = 0.8  # The paper tried four margins (B.10), but does not report which was best.
-# Training images, counted once per epoch, after which small networks have learned from a few hundred
-# images; see docs/own_images.md.
+# Number of training images, counted in every epoch, after which small networks have learned from a
+# few hundred images; see docs/own_images.md.
 MIN_SEEN_IMAGES = 64_000
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
 _MAX_INT32 = 2**31 - 1
@@ -152,6 +152,7 @@ ROLES = {
     "length": "determines the training length and the schedule, and may change when a run resumes",
     "order": "affects the order of the examples, and is fixed when a run resumes",
     "evaluation": "determines the results of an evaluation",
+    "of_run": "taken from the run by --mode=eval",
     "labels": "determines which labels lbfgs and knn use",
     "output": "determines results and where they are written; set by programs that start run.py",
     "data_access": "determines how the files of a data set are read; `transfer` has the same flag",
@@ -214,6 +215,7 @@ class Config:
         " and flips; supervised: train from scratch on labeled images, with the pretraining"
         " augmentation and without a projection head.",
         "identity",
+        "of_run",
         choices=("pretrain", "finetune", "supervised"),
     )
     model_dir: str | None = setting(
@@ -497,6 +499,7 @@ class Config:
         " the projection head's first layer, -1 for the output of the projection head's last"
         " layer.",
         "identity",
+        "of_run",
         "evaluation",
     )
     lineareval_while_pretraining: bool = setting(
@@ -511,6 +514,7 @@ class Config:
         " stem, 4 for the heads only. Earlier layers are frozen, including their batch norm"
         " statistics.",
         "identity",
+        "of_run",
         minimum=-1,
         maximum=4,
         only=FINE_TUNING,
@@ -574,6 +578,7 @@ class Config:
         "lars",
         "Optimizer. momentum: SGD with Nesterov momentum.",
         "identity",
+        "of_run",
         choices=("momentum", "adam", "lars"),
     )
     learning_rate: float = setting(
@@ -610,6 +615,7 @@ class Config:
         " for the linear head, whose decay is part of the loss. With other optimizers, the decay of"
         " all variables except those of batch norm is part of the loss.",
         "identity",
+        "of_run",
         minimum=0,
     )
 

@@ -730,7 +730,7 @@ def _is_usable(path: str, error: Exception) -> bool:
 def log_results(
     context: RunContext, title: str, results: dict[str, Any], others: Mapping[str, object]
 ) -> None:
-    """Logs a table of the results and of other values, and a warning if they are not better than without training."""
+    """Logs a table of the results and of other values, and a warning if training did not improve the results."""
     head, has_trained_images = context.config.head_name, context.trained_examples > 0
     rows: list[tuple[str, object] | None] = [
         *metrics.result_rows(results, head, has_trained_images)
@@ -740,7 +740,7 @@ def log_results(
     reasons = [] if has_trained_images else metrics.reasons_for_no_progress(results, head)
     if reasons:
         console.log(
-            f"warning: these results are not better than without training: {'; '.join(reasons)}. Use"
+            f"warning: some results are not better than without training: {'; '.join(reasons)}. Use"
             " more images, more steps or a larger batch, or start from pretrained weights"
             " (--checkpoint)."
         )

@@ -187,8 +187,8 @@ def reasons_for_no_progress(results: Mapping[str, float], head_name: str) -> lis
         low, high = wilson_interval(results[top_1.key], count)
         if low <= majority:
             reasons.append(
-                f"the accuracy ({top_1.label.replace('linear head', head_name)}) in the interval"
-                f" from {low:.3f} to {high:.3f} is not above the majority baseline ({majority:.3f})"
+                f"the 95 % interval of the accuracy ({top_1.label.replace('linear head', head_name)}),"
+                f" {low:.3f} to {high:.3f}, is not above the majority baseline ({majority:.3f})"
             )
     return reasons
 
@@ -217,7 +217,7 @@ def describe_labels(labels: np.ndarray, prefix: str) -> dict[str, float]:
 def chance_levels(config: Config, count: int) -> dict[str, float]:
     """Returns the values of `contrast_loss` and `contrast_acc` if all similarities are equal.
 
-    The dict is empty except in pretraining, and if there is only one image.
+    The dict is empty if the run does not pretrain, or if there is only one image.
 
     NT-Xent has the original's scale, so that its value is twice the logarithm of the number of views
     that each view is compared with. The values of the other losses for equal similarities are those

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 
@@ -24,9 +25,9 @@ def head_input(directory: str) -> int | None:
             content = saved_model_pb2.SavedModel.FromString(file.read())
     except (tf.errors.OpError, message.DecodeError):
         return None
-    for meta_graph in content.meta_graphs:
-        graph = meta_graph.graph_def
-        for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+    parts = operator.attrgetter("node", "library")
+    for top_level, functions in (parts(meta_graph.graph_def) for meta_graph in content.meta_graphs):
+        for nodes in (top_level, *(function.node_def for function in functions.function)):
             inputs = {
                 node.name: [name.lstrip("^").partition(":")[0] for name in node.input]
                 for node in nodes

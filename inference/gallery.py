@@ -26,7 +26,8 @@ from sources.folders import FolderSource
 
 _NUM_QUERIES = 12
 _NUM_NEIGHBORS = 8  # number of neighbors shown for each query
-_NUM_PIXEL_QUERIES, _PIXELS = 3, 32  # queries with neighbors by raw pixels; width of their images
+# number of queries with neighbors by raw pixels, and the side length of the compared images
+_NUM_PIXEL_QUERIES, _PIXELS = 3, 32
 # If a larger share of the neighbors reaches the threshold, they are probably not copies.
 _MAX_COPIES = 0.05
 # number of pairs to show, and number of neighbors to search for (see `similarity.search`)
@@ -305,6 +306,7 @@ def write_page(
         model=model,
         images=images,
         count=count,
+        is_centered=count >= similarity.MIN_CENTERED,
         mean_similarity=analysis.mean_similarity(similarity.normalize(images.vectors)),
         seed=seed,
         threshold=threshold,

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 DEFAULT_THRESHOLD = 0.92
-_MIN_CENTERED = 10  # minimum number of vectors of which the mean is subtracted
+MIN_CENTERED = 10  # minimum number of vectors of which the mean is subtracted
 _ROUNDING = 1e-5  # Rounding may reduce the similarity of identical vectors to slightly less than 1.
 
 
@@ -45,10 +45,9 @@ def normalize(vectors: np.ndarray) -> np.ndarray:
 def center(vectors: np.ndarray) -> np.ndarray:
     """Subtracts the mean vector and normalizes the differences, so that unrelated vectors have a cosine of about 0.
 
-    The means of fewer than 10 vectors are not subtracted, because they depend too much on each
-    vector.
+    The mean of fewer than 10 vectors is not subtracted, because it depends too much on each vector.
     """
-    mean = vectors.mean(0, np.float64) * (len(vectors) >= _MIN_CENTERED)
+    mean = vectors.mean(0, np.float64) * (len(vectors) >= MIN_CENTERED)
     return normalize(vectors - mean.astype(np.float32))
 
 

@@ -10,7 +10,7 @@ from sources import digits, folders
 from sources.source import Source
 from sources.tfds_source import TfdsSource
 
-_LARGE = 1000  # number of images without labels of which a twentieth suffices for the evaluation
+_MANY_IMAGES = 1000  # minimum number of unlabeled images of which only a twentieth is held out
 
 
 def open_source(dataset: str, data_dir: str | None = None, labels: bool = True) -> Source:
@@ -19,7 +19,7 @@ def open_source(dataset: str, data_dir: str | None = None, labels: bool = True) 
     Args:
       dataset: value of `--dataset`.
       data_dir: directory of prepared TFDS data, or None for the TFDS default.
-      labels: whether the examples have labels. If False, the labels in the data are ignored.
+      labels: whether to use the labels in the data.
 
     Raises:
       UserError: the data set is unknown or cannot be read.
@@ -99,7 +99,7 @@ def choose_splits(
         return train_split, "test"
     if hold_out and source.split_names == ["train"]:
         if "train_split" not in given:
-            is_large = source.num_classes is None and source.num_examples("train") >= _LARGE
+            is_large = source.num_classes is None and source.num_examples("train") >= _MANY_IMAGES
             return HELD_OUT_SPLITS[is_large]
         if source.num_classes is None and train_split == "train":
             return train_split, train_split

@@ -91,7 +91,7 @@ class Source(abc.ABC):
         """
 
     def drop_labels(self) -> None:
-        """Ignores the labels in the data."""
+        """Makes the source ignore the labels in the data."""
         self.class_names, self.multi_label = None, False
 
     def class_counts(self, split: str) -> dict[str, int]:

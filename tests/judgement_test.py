@@ -85,7 +85,7 @@ def test_tables_show_what_each_result_must_be_compared_with():
         ({}, None),
         ({metrics.CONTRAST_LOSS: 8.69}, "the contrastive loss 8.69 is not below chance level"),
         ({metrics.CONTRAST_ACCURACY: 0.1}, "the contrastive accuracy 0.100 is not above"),
-        ({metrics.LINEAR_TOP_1: 0.38}, "the accuracy (linear head, top-1) in the interval"),
+        ({metrics.LINEAR_TOP_1: 0.38}, "the 95 % interval of the accuracy (linear head, top-1)"),
         ({metrics.LINEAR_TOP_1: 0.4}, None),
         ({metrics.CONTRAST_LOSS: 9.0, metrics.CONTRAST_LOSS + metrics.CHANCE: None}, None),
     ],

@@ -182,7 +182,7 @@ def test_gallery_supports_equal_vectors_and_zero_vectors(photos, tmp_path):
         run_gallery(photos, tmp_path / "v.npz", tmp_path / "g.html")
         text = (tmp_path / "g.html").read_text()
         assert (
-            f"subtracted:\n{value:.3f}" in text
+            f"before the mean vector is subtracted: {value:.3f}" in text
             and ("collapsed</b>" in text) == (value == 1)
             and "nan" not in text.split("<script")[0]
         )
