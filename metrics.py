@@ -171,16 +171,16 @@ def reasons_for_no_progress(results: Mapping[str, float], head_name: str) -> lis
       head_name: see `result_rows`.
     """
     reasons = []
-    loss, chance = results.get(CONTRAST_LOSS), results.get(CONTRAST_LOSS + CHANCE)
-    if loss is not None and chance is not None and loss >= chance:
+    chance = results.get(CONTRAST_LOSS + CHANCE)
+    if chance is not None and (loss := results[CONTRAST_LOSS]) >= chance:
         reasons.append(f"the contrastive loss {loss:.2f} is not below chance level ({chance:.2f})")
-    accuracy, untrained = (results.get(CONTRAST_ACCURACY + suffix) for suffix in ("", UNTRAINED))
-    is_compared = CONTRAST_ACCURACY + CHANCE in results  # There are at least two images.
-    if is_compared and accuracy is not None and untrained is not None and accuracy <= untrained:
-        reasons.append(
-            f"the contrastive accuracy {accuracy:.3f} is not above that of the untrained network"
-            f" ({untrained:.3f})"
-        )
+    if CONTRAST_ACCURACY + CHANCE in results:  # At least two images were compared.
+        accuracy, untrained = (results[CONTRAST_ACCURACY + suffix] for suffix in ("", UNTRAINED))
+        if accuracy <= untrained:
+            reasons.append(
+                f"the contrastive accuracy {accuracy:.3f} is not above that of the untrained network"
+                f" ({untrained:.3f})"
+            )
     top_1 = next((metric for metric in METRICS if metric.share_of and metric.key in results), None)
     if top_1 and (majority := results.get(f"{top_1.share_of}_majority")):
         count = int(results[f"{top_1.share_of}_examples"])
