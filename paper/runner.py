@@ -70,7 +70,7 @@ class Runner:
 
     @property
     def folder(self) -> str:
-        """The directory of all runs and reports at this scale."""
+        """Returns the directory of all runs and reports at this scale."""
         return os.path.join(self.base, self.scale)
 
     # ------------------------------------------------------------------------------------- settings
