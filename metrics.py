@@ -83,10 +83,6 @@ METRICS = (
     ),
     Metric(CONTRAST_LOSS, "contrastive loss", "eval_loss", "contrastive loss"),
     Metric(CONTRAST_ACCURACY, "contrastive accuracy", None, "contrastive accuracy"),
-    Metric("eval/rank_h", "effective rank of h"),
-    Metric("eval/rank_z", "effective rank of z"),
-    Metric("eval/alignment", "alignment of z"),
-    Metric("eval/uniformity", "uniformity of z"),
     Metric("train/supervised_loss", "training", "head_loss", "loss of the linear head"),
     Metric("learning_rate", "training", None, "learning rate"),
 )
@@ -120,7 +116,7 @@ def result_rows(
         for suffix, encoder in (
             _ENCODERS.items() if metric.share_of == PROBE_LABELS else [("", "")]
         )
-        if {metric.key + suffix, f"{metric.key}_dimensions"} & results.keys()
+        if metric.key + suffix in results
     ]
     for prefix in (HEAD_LABELS, PROBE_LABELS):
         count, share = (results.get(prefix + suffix) for suffix in ("_examples", "_majority"))
@@ -140,12 +136,6 @@ def _describe(results: Mapping[str, float], metric: Metric, suffix: str, digits:
     if count := results.get(f"{metric.share_of}_examples"):
         values = [results[key], *wilson_interval(results[key], int(count))]
         return "{} [{}, {}]".format(*(f"{value:.{digits}f}" for value in values))
-    if size := results.get(f"{key}_dimensions"):
-        return (
-            f"{results[key]:.1f} of {size}"
-            if key in results
-            else f"too few images (at least {2 * size:,})"
-        )
     others = [
         f"{name} {results[key + other]:.{digits}f}"
         for other, name in ((CHANCE, "chance level"), (UNTRAINED, "untrained"))

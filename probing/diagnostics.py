@@ -41,7 +41,7 @@ def _normalize(vectors: np.ndarray) -> np.ndarray:
 
 
 def diagnose(h: np.ndarray, z: np.ndarray) -> dict[str, float]:
-    """Returns the diagnostics of a network, keyed by their names in result.json.
+    """Returns the diagnostics of a network, keyed by their names in result.json and history.csv.
 
     The ranks of h (with its mean removed) and of z (not centered) are omitted if there are fewer
     than 2 d images, and uniformity if there is only one.
@@ -54,8 +54,6 @@ def diagnose(h: np.ndarray, z: np.ndarray) -> dict[str, float]:
     if z.shape[1] > 1:
         results["eval/uniformity"] = uniformity(z[0])
     for name, vectors in (("h", h[0] - h[0].mean(0)), ("z", z[0])):
-        count, size = vectors.shape
-        results[f"eval/rank_{name}_dimensions"] = size
-        if count >= 2 * size:
+        if vectors.shape[0] >= 2 * vectors.shape[1]:
             results[f"eval/rank_{name}"] = effective_rank(vectors)
     return results
