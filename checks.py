@@ -149,8 +149,9 @@ def complete(
         epochs = max(100, math.ceil(MIN_SEEN_IMAGES / count))
         changes["train_epochs"] = config.train_epochs or settings.get("train_epochs") or epochs
         lines.append(
-            f"train_batch_size: {batch}, train_epochs: {changes['train_epochs']} (for"
-            f" {count:,} training images)"
+            f"train_batch_size: {batch}"
+            + f", train_epochs: {changes['train_epochs']}" * (not config.train_steps)
+            + f" (for {count:,} training images)"
         )
     config = config.replace(**changes)
     if config.pretraining and (reason := _reason_for_no_linear_head(config, source, recorded)):
