@@ -8,6 +8,7 @@ default.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -1166,7 +1167,8 @@ def _check_combinations(config: Config) -> None:
         if only and value != field.default and not only.holds(config):
             raise UserError(
                 f"{as_flag(field.name, value)}: this flag has no effect without {only.flags}."
-                " Remove it, or change these flags."
+                " Remove it, or change these flags.",
+                field.name,
             )
     for name, applies, message in _CONTRADICTIONS:
         if applies(config):
@@ -1175,7 +1177,7 @@ def _check_combinations(config: Config) -> None:
                 layers=config.effective_num_proj_layers,
                 protocols=", ".join(EVAL_PROTOCOLS),
             )
-            raise UserError(f"{as_flag(name, getattr(config, name))}: {message}")
+            raise UserError(f"{as_flag(name, getattr(config, name))}: {message}", name)
 
 
 def select_settings(content: dict, path: str) -> dict:
@@ -1287,10 +1289,38 @@ def parse_settings(text: str, flag: str = "--flags") -> dict:
     }
 
 
+# remedy -> flags of similar programs, and values that are not supported
+_OTHER_NAMES = {
+    "Use --train_batch_size": "batch batch_size bs",
+    "Use --train_epochs": "epochs max_epochs n_epochs num_epochs",
+    "Use --learning_rate": "lr",
+    "Use --weight_decay": "wd",
+    "Use --temperature": "tau temp",
+    "Use --image_size": "crop_size img_size input_size",
+    "Use --proj_out_dim": "feature_dim out_dim",
+    "Use --resnet_depth": "arch backbone model network",
+    "Use --model_dir": "log_dir out output output_dir save_dir",
+    "Use --dataset=folder:PATH": "data data_path root train_dir",
+    "Use --checkpoint": "ckpt pretrained weights",
+    "Use --precision=mixed_bfloat16": "amp bf16 fp16 precision=16 precision=bf16 precision=fp16",
+    "Run the same command again, which resumes the run": "resume",
+    "Remove it: all processor cores are used": "j num_workers workers",
+    "Remove it: all GPUs in CUDA_VISIBLE_DEVICES are used": "device devices gpu gpus use_gpu",
+    "Use --mode=train or train_then_eval": "mode=pretrain mode=training",
+    "Use --train_mode=finetune --checkpoint=PATH": "mode=finetune",
+    "Use --mode=eval": "mode=test",
+    "Use --optimizer=momentum": "optimizer=sgd",
+}
+
+
 def describe_parse_error(error: flags.Error) -> str:
     """Returns the message of an absl parse error as a single line with a remedy."""
     line = first_line(error)
     line = f"{line[:1].lower()}{line[1:]}".rstrip(".")
+    flag = re.search(r"flag '?-*([\w=]*)", line)
+    for remedy, names in _OTHER_NAMES.items():
+        if flag and flag[1] in names.split():
+            return f"{line.partition('. ')[0]}. {remedy}."
     return line if line.endswith("?") else f"{line}. See `python run.py --help`."
 
 
@@ -1311,6 +1341,35 @@ def from_flags(flag_values: flags.FlagValues = flags.FLAGS) -> Config:
     return Config(
         **{field.name: flag_values[field.name].value for field in dataclasses.fields(Config)}
     )
+
+
+def give_way(argv: list[str], flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:
+    """Resets settings of flag files that contradict flags of the command line.
+
+    Settings of the flag files that contradict each other are not reset.
+
+    Args:
+      argv: command line.
+      flag_values: flags parsed from `argv`.
+
+    Returns:
+      A line to log for each setting that was reset.
+    """
+    arguments = flag_values.read_flags_from_files(argv[1:])
+    typed = given_flags(_parse([text for text in arguments if text in argv], "argv"))
+    lines: list[str] = []
+    with contextlib.suppress(UserError):
+        from_arguments([text for text in arguments if text not in argv])
+        for _ in range(len(arguments)):
+            try:
+                from_flags(flag_values)
+                break
+            except UserError as error:
+                if error.setting is None or error.setting in typed:
+                    break
+                flag_values[error.setting].unparse()
+                lines.append(f"ignored in the flag file: {str(error).rpartition('. ')[0]}")
+    return lines
 
 
 def given_flags(flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:

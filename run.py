@@ -47,6 +47,8 @@ def parse_flags(argv: list[str]) -> list[str]:
         )
     if rest[1:]:
         _fail(f"{rest[1]!r} is not a flag. Write settings as --name=value.")
+    for line in config_lib.give_way(argv, flags.FLAGS):
+        console.log(line)
     return rest
 
 
@@ -287,4 +289,4 @@ def run_from_flags(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(run_from_flags, flags_parser=parse_flags)
+    app.run(run_from_flags, flags_parser=lambda argv: argv[:1])  # The flags are already parsed.

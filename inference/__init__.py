@@ -1,1 +1,3 @@
 """Inference with exported SavedModels: embeddings and class predictions."""
+
+import runtime as runtime  # Checks that the dependencies are installed.

@@ -10,8 +10,9 @@ class UserError(Exception):
 
     status = 2  # exit status of the program
 
-    def __init__(self, text: object):
+    def __init__(self, text: object, setting: str | None = None):
         super().__init__(" ".join(str(text).splitlines()))
+        self.setting = setting  # the setting that contradicts others, if any
 
 
 class TrainingDiverged(UserError):

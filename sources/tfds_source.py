@@ -297,7 +297,7 @@ def _tfds_builder(tfds: Any, name: str, data_dir: str | None) -> Any:
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except (tfds.core.registered.DatasetNotFoundError, ValueError) as error:
-        similar = difflib.get_close_matches(name, ["digits", *tfds.list_builders()], 1)
+        similar = difflib.get_close_matches(name.lower(), ["digits", *tfds.list_builders()], 1)
         suggestion = (
             f"Did you mean {similar[0]}?" if similar else "Use a TFDS name, digits or folder:PATH."
         )

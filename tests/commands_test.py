@@ -61,3 +61,14 @@ def test_make_help_lists_all_commands_and_targets():
         *(f"make {target}" for target in targets),
     }
     assert all(words[-1].strip() for words in listed)
+
+
+@pytest.mark.parametrize(
+    "program", ["run.py", "-m export", "-m inference", "-m benchmarks", "-m paper.tables"]
+)
+def test_missing_packages_give_one_line(program):
+    # -S hides the installed packages.
+    command = [sys.executable, "-S", *program.split()]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 2 and process.stderr.count("\n") == 1
+    assert ".venv/bin/activate" in process.stderr and process.stdout == ""

@@ -311,3 +311,25 @@ def test_first_line_of_a_chained_error_includes_its_root_cause():
         and nested.endswith(f"(Caused by {cause!r})")
         and len(nested) < 500
     )
+
+
+@pytest.mark.parametrize(
+    "content, typed, names",
+    [
+        ("--linear_head_learning_rate=0.1\n--momentum=0.5", "adam", ["linear_head_learning_rate"]),
+        ("--linear_head_learning_rate=0.1\n--momentum=0.5", "lars", []),
+        ("--linear_head_learning_rate=0.1\n--label_fraction=0.5", "adam", []),
+    ],
+)
+def test_flag_files_give_way_to_the_command_line(content, typed, names, tmp_path):
+    (tmp_path / "flags.cfg").write_text(content)
+    argv, values = (
+        ["run.py", f"--flagfile={tmp_path}/flags.cfg", f"--optimizer={typed}"],
+        make_flags(),
+    )
+    values(argv)
+    given = set(config_lib.given_flags(values))
+    lines = config_lib.give_way(argv, values)
+    assert [line.split("--")[1].split("=")[0] for line in lines] == names
+    assert set(config_lib.given_flags(values)) == given - set(names)
+    assert (values["momentum"].value == 0.5) == ("momentum" in content)
