@@ -19,7 +19,7 @@ import evaluate
 import model as model_lib
 from checkpoints import computed_from, inspection, run_directory, weight_files
 from checkpoints.run_directory import Recorded, RunContext
-from config import MIN_SEEN_IMAGES, Config, as_flags, settings_with
+from config import MIN_SEEN_IMAGES, Config, as_flag, as_flags, settings_with
 from runtime import console, devices, workers
 from runtime.errors import UserError
 from sources import datasets
@@ -44,8 +44,8 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     """Adopts settings of the weights to evaluate or to fine-tune, and of the run to evaluate.
 
     These are the network, the image size and, in an evaluation, the input of the linear head, the
-    training mode, the settings of the weight decay and the last step of the run. Settings that the
-    user set do not change.
+    training mode, the settings of the weight decay, the last step of the run and, without
+    `--dataset`, the data set and its splits. Settings that the user set do not change.
 
     Args:
       config: settings.
@@ -65,6 +65,14 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     # new classifier, which may have a different input.
     names = {*settings_with("network"), "image_size"} - {"lineareval_while_pretraining"}
     names |= set(settings_with("of_run")) if is_eval else set()
+    names |= set(run_directory.DATA_SETTINGS) if is_eval and "dataset" not in given else set()
+    for name in {"resnet_depth", "width_multiplier"} & set(given) & network.keys():
+        if network[name] != getattr(config, name):
+            flag = as_flag(name, getattr(config, name))
+            raise UserError(
+                f"{flag}: the network in {recorded.network_path} has"
+                f" {as_flag(name, network[name])}. Remove {flag}, or use another checkpoint."
+            )
     changes = {
         name: network[name]
         for name in config.settings()
@@ -74,7 +82,7 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     if changes.get("stem") == config.replace(image_size=image_size).stem_name:
         del changes["stem"]  # --stem=auto selects the stem of the checkpoint.
     lines = (
-        [f"network of {recorded.network_path}: {' '.join(as_flags(changes))}"] if changes else []
+        [f"settings of {recorded.network_path}: {' '.join(as_flags(changes))}"] if changes else []
     )
     has_choice = (
         network
@@ -122,6 +130,9 @@ def complete(
       UserError: the seed of a run with checkpoints is unknown.
     """
     is_eval, settings, lines, changes = config.mode == "eval", recorded.settings, [], {}
+    has_adopted = is_eval and "dataset" not in given and "eval_split" in recorded.network
+    if has_adopted and config.eval_split.partition("[")[0] in source.split_names:
+        given = {*given, "train_split", "eval_split"}
     train_split, eval_split = datasets.choose_splits(
         source, config.train_split, config.eval_split, given, hold_out=config.mode != "train"
     )

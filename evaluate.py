@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import difflib
 import functools
 import math
 import os
@@ -579,7 +580,19 @@ def wait_for_run(model_dir: str, timeout: float, only_if_locked: bool = False) -
       timeout: number of seconds to wait. 0: no timeout.
       only_if_locked: whether to wait only while a process holds the lock for training in the
         directory.
+
+    Raises:
+      UserError: the directory does not exist, and no timeout is set.
     """
+    if not (timeout or only_if_locked or tf.io.gfile.exists(model_dir)):
+        parent, name = os.path.split(model_dir.rstrip("/"))
+        names = tf.io.gfile.listdir(parent or ".") if tf.io.gfile.exists(parent or ".") else []
+        similar = difflib.get_close_matches(name, names, 1)
+        raise UserError(
+            f"--model_dir={model_dir}: the directory does not exist."
+            + f" Did you mean {os.path.join(parent, *similar)}?" * len(similar)
+            + " Correct the path, or set --eval_timeout to wait for a training run."
+        )
     seconds_waited, is_logged = progress.stopwatch(), False
     while run_directory.read_flags(model_dir) is None and not checkpoint_files.list_steps(
         model_dir

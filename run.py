@@ -105,12 +105,13 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
     strategy = connect(config)
     is_chief = devices.is_chief(strategy)
     with signals.StopSignals() as stop:
-        with stop.interruptible():
-            source = datasets.open_source(config.dataset, config.data_dir, config.labels)
         if config.model_dir is None:
-            # The name depends only on the given settings, so a run is found even if its initial
-            # checkpoint was deleted.
-            config = config.replace(model_dir=config.default_model_dir())
+            # The name of a new run depends only on the given settings, so the run is found even if
+            # its initial checkpoint was deleted.
+            named = config
+            if config.mode == "eval":
+                named, _ = checks.adopt(config, given, inspection.read_recorded(config))
+            config = config.replace(model_dir=named.default_model_dir())
             console.log(f"model_dir: {config.model_dir} (the same command resumes this run)")
         if config.mode == "eval":
             # A run that starts from the same --checkpoint may be about to write its settings.
@@ -119,6 +120,10 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
             )
         recorded = inspection.read_recorded(config)
         config, network_lines = checks.adopt(config, given, recorded)
+        with stop.interruptible():
+            source = datasets.open_source(
+                config.dataset, config.data_dir, config.labels, may_prepare="dataset" in given
+            )
         new_seed = random.SystemRandom().randrange(2**31)
         replicas = strategy.num_replicas_in_sync
         config, lines = checks.complete(config, source, given, recorded, new_seed, replicas)

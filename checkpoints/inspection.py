@@ -160,8 +160,8 @@ def read_recorded(config: Config) -> Recorded:
     """Reads what the run in `model_dir`, or the checkpoint to evaluate or to fine-tune, recorded.
 
     `Recorded.network` describes the run if its weights are evaluated or if it is resumed, and
-    otherwise the checkpoint. Besides the settings of the network, it contains the split that the
-    weights were trained on, if it is recorded.
+    otherwise the checkpoint. Besides the settings of the network, it contains the recorded data set
+    and splits.
     """
     recorded = run_directory.read_run(config.model_dir)
     if config.mode != "eval" and config.train_mode != "finetune":
@@ -175,8 +175,8 @@ def read_recorded(config: Config) -> Recorded:
         file, path = weight_files.open_weights(config.checkpoint), config.checkpoint
         origin = read_origin(file)
         trained_on, network = origin.get("trained_on"), network_flags(file, with_head_input=True)
-        if "train_split" in origin:
-            network = {**(network or {}), "train_split": origin["train_split"]}
+        data = {name: origin[name] for name in run_directory.DATA_SETTINGS if name in origin}
+        network = {**(network or {}), **data}
     return dataclasses.replace(
         recorded, network=network or {}, network_path=path, trained_on=trained_on
     )

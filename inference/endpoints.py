@@ -91,6 +91,11 @@ def load_endpoint(
     """
     model, info = restoring.open_network(check_weights_path("MODEL", path), given, "MODEL")
     if name not in model.endpoint_names:
+        if name == "logits_sup":
+            raise UserError(
+                f"MODEL={path}: the network has no classifier. Train one: python run.py"
+                f" --train_mode=finetune --mode=train_then_eval --checkpoint={path} --dataset=DATA"
+            )
         raise UserError(
             f"MODEL={path}: the network has no output {name}. Use one of"
             f" {', '.join(model.endpoint_names)}, or another network."

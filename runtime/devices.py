@@ -81,10 +81,11 @@ def _tpu_strategy(
         return tf.distribute.TPUStrategy(resolver)
     except Exception as error:
         # Requests to Google Cloud can fail in many ways, all with the same remedy.
-        raise UserError(
-            f"--use_tpu: no TPU could be reached ({first_line(error)}). Check --tpu_name, or remove"
-            " --use_tpu."
-        ) from error
+        reason, remedy = first_line(error), "Check --tpu_name, or remove --use_tpu"
+        if "No OpKernel" in reason:
+            reason = "this build of TensorFlow does not support TPUs"
+            remedy = "Install requirements-tpu.txt"
+        raise UserError(f"--use_tpu: no TPU could be reached ({reason}). {remedy}.") from error
 
 
 def _check_reachable(address: str) -> None:

@@ -13,13 +13,16 @@ from sources.tfds_source import TfdsSource
 _MANY_IMAGES = 1000  # minimum number of unlabeled images of which only a twentieth is held out
 
 
-def open_source(dataset: str, data_dir: str | None = None, labels: bool = True) -> Source:
+def open_source(
+    dataset: str, data_dir: str | None = None, labels: bool = True, may_prepare: bool = True
+) -> Source:
     """Opens the data set selected by `--dataset`: `digits`, `folder:PATH`, or a name that TFDS knows.
 
     Args:
       dataset: value of `--dataset`.
       data_dir: directory of prepared TFDS data, or None for the TFDS default.
       labels: whether to use the labels in the data.
+      may_prepare: whether a data set that is not in `data_dir` may be downloaded and prepared.
 
     Raises:
       UserError: the data set is unknown or cannot be read.
@@ -30,7 +33,7 @@ def open_source(dataset: str, data_dir: str | None = None, labels: bool = True) 
     elif dataset.startswith("folder:"):
         source = folders.folder_source(dataset[len("folder:") :])
     else:
-        source = TfdsSource(dataset, data_dir)
+        source = TfdsSource(dataset, data_dir, may_prepare)
     if not labels:
         source.drop_labels()
     return source

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import pathlib
 import socket
 import urllib.request
 from collections.abc import Callable
@@ -26,12 +27,13 @@ _MB = 2**20
 class TfdsSource(Source):
     """A TFDS data set, read from prepared TFRecord files in an order that depends only on a seed."""
 
-    def __init__(self, name: str, data_dir: str | None):
+    def __init__(self, name: str, data_dir: str | None, may_prepare: bool = True):
         """Opens the data set, and downloads and prepares it if necessary.
 
         Args:
           name: name of the TFDS builder, with config and version if needed.
           data_dir: directory of the prepared data, or None for the TFDS default.
+          may_prepare: whether data that is not prepared may be downloaded and prepared.
 
         Raises:
           UserError: the data set is unknown, cannot be prepared or opened, or has no images.
@@ -39,7 +41,7 @@ class TfdsSource(Source):
         import tensorflow_datasets as tfds  # Imported here because the import is slow.
 
         self.name = name
-        self._info = info = _tfds_builder(tfds, name, data_dir).info
+        self._info = info = _tfds_builder(tfds, name, data_dir, may_prepare).info
         if str(info.file_format.value) != "tfrecord":
             raise UserError(
                 f"--dataset={name}: the data is stored as {info.file_format.value}, which is not "
@@ -292,11 +294,12 @@ def _read_file(
     return records.apply(tf.data.experimental.assert_cardinality(take))
 
 
-def _tfds_builder(tfds: Any, name: str, data_dir: str | None) -> Any:
+def _tfds_builder(tfds: Any, name: str, data_dir: str | None, may_prepare: bool) -> Any:
     """Prepares a data set if necessary, and returns its TFDS builder. Raises `UserError` if this fails."""
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except (tfds.core.registered.DatasetNotFoundError, ValueError) as error:
+        _check_data_dir(name, data_dir)
         similar = difflib.get_close_matches(name.lower(), ["digits", *tfds.list_builders()], 1)
         suggestion = (
             f"Did you mean {similar[0]}?" if similar else "Use a TFDS name, digits or folder:PATH."
@@ -320,6 +323,13 @@ def _tfds_builder(tfds: Any, name: str, data_dir: str | None) -> Any:
             " prepare the data set again."
         ) from error
     if not builder.info.splits:
+        _check_data_dir(name, data_dir)
+        if not may_prepare:
+            raise UserError(
+                f"--dataset: no data set is selected, and {name} is not prepared in"
+                f" {_root(builder)}. Use folder:PATH for your own images, digits for a small data"
+                f" set, or {name} to download it."
+            )
         _prepare(builder, name)
     if not builder.info.splits:
         raise UserError(
@@ -327,6 +337,28 @@ def _tfds_builder(tfds: Any, name: str, data_dir: str | None) -> Any:
             " prepare the data set again."
         )
     return builder
+
+
+def _check_data_dir(name: str, data_dir: str | None) -> None:
+    """Raises `UserError` if `data_dir` does not exist, or is inside of the directory of prepared data."""
+    if data_dir is None or "://" in data_dir:
+        return
+    if not os.path.isdir(data_dir):
+        raise UserError(
+            f"--data_dir={data_dir}: the directory does not exist. Correct the path, or create the"
+            f" directory to prepare {name} in it."
+        )
+    path = name.partition(":")[0]
+    for parent in pathlib.Path(data_dir).absolute().parents:
+        if any(parent.glob(f"{path}/**/dataset_info.json")):
+            raise UserError(
+                f"--data_dir={data_dir}: the data of {name} is in {parent}. Use --data_dir={parent}."
+            )
+
+
+def _root(builder: Any) -> str:
+    """Returns the directory of prepared data sets that contains `builder.data_dir`."""
+    return os.path.dirname(os.path.dirname(builder.data_dir))
 
 
 def _prepare(builder: Any, name: str) -> None:
@@ -343,8 +375,7 @@ def _prepare(builder: Any, name: str) -> None:
     except Exception as error:
         # Downloads can fail with many types of errors, all with the same remedy.
         raise UserError(
-            f"--dataset={name}: the data set is not in"
-            f" {os.path.dirname(os.path.dirname(builder.data_dir))} and cannot be prepared"
+            f"--dataset={name}: the data set is not in {_root(builder)} and cannot be prepared"
             f" ({first_line(error)}). Set --data_dir to a prepared copy (see docs/data.md)."
         ) from error
 

@@ -751,6 +751,18 @@ def test_all_workers_evaluate_the_same_number_of_batches(workers):
 # --------------------------------------------------------------------------------------------------------- errors
 
 
+def test_a_data_directory_that_is_too_deep_or_missing_is_reported(tiny_tfds, tmp_path):
+    (version,) = pathlib.Path(tiny_tfds).glob("tiny_shapes/*")
+    for path in (version, version.parent):
+        with pytest.raises(UserError, match=f"^--data_dir={path}: .* Use --data_dir={tiny_tfds}."):
+            datasets.open_source("tiny_shapes", str(path))
+    with pytest.raises(UserError, match="the directory does not exist"):
+        datasets.open_source("tiny_shapes", str(tmp_path / "none"))
+    with pytest.raises(UserError, match="^--dataset: no data set is selected, .* folder:PATH"):
+        datasets.open_source("cifar10", str(tmp_path), may_prepare=False)
+    assert not list(tmp_path.iterdir())
+
+
 def test_unknown_data_sets_and_splits_are_rejected():
     with pytest.raises(
         UserError, match="--dataset=cifar11: the data set is unknown .*Did you mean cifar10"

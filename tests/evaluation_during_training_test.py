@@ -164,7 +164,7 @@ def partly_labeled(monkeypatch):
     source = digits.digits_source()
     images, labels = source._splits["train"]
     source._splits["train"] = images, np.full_like(labels, -1)
-    monkeypatch.setattr(run_lib.datasets, "open_source", lambda *_: source)
+    monkeypatch.setattr(run_lib.datasets, "open_source", lambda *_, **__: source)
     return source
 
 

@@ -357,6 +357,28 @@ def test_an_evaluation_waits_for_a_run_that_has_not_written_its_settings(
     assert (f"waiting for a training run to start in {tmp_path}" in log) == waits
 
 
+@pytest.mark.parametrize("given", [(), ("dataset",)])
+def test_an_evaluation_uses_the_data_of_the_run(given, tmp_path):
+    splits = dict(train_split="test[:64]", eval_split="train[:30]")
+    run(tmp_path / "run", splits, mode="train", train_steps=1, **splits)
+    defaults = {name: getattr(Config, name) for name in (*splits, "dataset")}
+    settings = {**defaults, **({"dataset": "digits"} if given else {})}
+    log = run(tmp_path / "run", given, mode="eval", **settings)
+    expected = "30 images for evaluation (train[:30])"
+    assert (expected in log) == (not given)
+    run(tmp_path / "other", given, mode="eval", checkpoint=str(tmp_path / "run"), **settings)
+    results = json.loads((tmp_path / "other" / "result.json").read_text())
+    assert (results["computed_from"]["examples"] == 30) == (not given)
+
+
+def test_an_evaluation_does_not_wait_for_a_missing_directory(tmp_path):
+    (tmp_path / "shapes").mkdir()
+    with pytest.raises(
+        UserError, match="shape: the directory does not exist. Did you mean .*shapes?"
+    ):
+        run(tmp_path / "shape", mode="eval")
+
+
 def test_continuous_evaluation_exports_each_checkpoint_with_its_results(complete_run, tmp_path):
     directory = shutil.copytree(complete_run[0], tmp_path / "run")
     exported = directory / "saved_model" / "4" / "saved_model.pb"
@@ -697,7 +719,7 @@ def test_results_of_other_protocols_are_kept_if_one_fails(small_model, tmp_path,
 def test_evaluation_and_fine_tuning_use_the_network_of_the_checkpoint(
     complete_run, weights, settings
 ):
-    def adopt(config, given=()):
+    def adopt(config, given=("dataset",)):
         return checks.adopt(config, given, recorded)
 
     directory = str(complete_run[0])
@@ -716,9 +738,11 @@ def test_evaluation_and_fine_tuning_use_the_network_of_the_checkpoint(
     assert adopted.train_steps == (4 if weights == "run" and "mode" in settings else 0)
     expected = [f"--{name}={network[name]}" for name in ("resnet_depth", "num_proj_layers")]
     expected += [f"--{name}={network[name]}" for name in ("image_size", "proj_out_dim")]
-    assert line.startswith("network of ") and set(expected) == set(line.split()[3:])
-    given, _ = adopt(config.replace(resnet_depth=18), ["resnet_depth", "image_size"])
-    assert given == adopted.replace(resnet_depth=18, image_size=224, stem=given.stem)
+    assert line.startswith("settings of ") and set(expected) == set(line.split()[3:])
+    given, _ = adopt(config, ["dataset", "image_size"])
+    assert given == adopted.replace(image_size=224, stem=given.stem)
+    with pytest.raises(UserError, match="^--resnet_depth=18: .* Remove --resnet_depth=18, or"):
+        adopt(config.replace(resnet_depth=18), ["resnet_depth"])
     assert adopt(adopted) == (adopted, [])
 
 
@@ -886,7 +910,7 @@ def test_model_dir_with_another_architecture_is_rejected_and_left_unchanged(comp
         run(complete_run[0], resnet_depth=34)
     with pytest.raises(UserError, match="--model_dir=.*different network"):
         run(complete_run[0], resnet_depth=34, allow_flag_changes=True)
-    with pytest.raises(UserError, match="--model_dir.*different network"):
+    with pytest.raises(UserError, match="^--resnet_depth=34: .*=10. Remove --resnet_depth=34, or"):
         run(complete_run[0], given=["resnet_depth"], resnet_depth=34, mode="eval")
     assert runs.contents(complete_run[0]) == before
 
