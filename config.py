@@ -268,7 +268,8 @@ class Config:
         "A TFDS name, optionally with a config (such as imagenet2012_subset/1pct); digits"
         " (scikit-learn's data set of 1,797 images, which requires no download); folder:PATH (an"
         " image folder); or huggingface:NAME. In an image folder, each sub-folder is a class. Class"
-        " folders may be grouped in split folders such as train/ and test/.",
+        " folders may be grouped in split folders such as train/ and test/. If not set, nothing is"
+        " downloaded, and --mode=eval uses the data set of the run.",
         "identity",
     )
     labels: bool = setting(
@@ -754,7 +755,8 @@ class Config:
     )
     eval_timeout: float = setting(
         0.0,
-        "Seconds without a new checkpoint after which --mode=eval ends; 0 waits forever.",
+        "Seconds without a new checkpoint after which --mode=eval ends. 0: no limit, but --model_dir"
+        " must exist.",
         "no_effect",
         minimum=0,
     )
