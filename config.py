@@ -1358,9 +1358,9 @@ def give_way(argv: list[str], flag_values: flags.FlagValues = flags.FLAGS) -> li
       A line to log for each setting that was reset.
     """
     arguments = flag_values.read_flags_from_files(argv[1:])
-    typed = given_flags(_parse([text for text in arguments if text in argv], "argv"))
     lines: list[str] = []
-    with contextlib.suppress(UserError):
+    with contextlib.suppress(UserError):  # absl's own flags, or invalid flag files
+        typed = given_flags(_parse([text for text in arguments if text in argv], "argv"))
         from_arguments([text for text in arguments if text not in argv])
         for _ in range(len(arguments)):
             try:

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import os
 import pathlib
+import re
 import socket
 import urllib.request
 from collections.abc import Callable
@@ -349,6 +350,8 @@ def _check_data_dir(name: str, data_dir: str | None) -> None:
             f" directory to prepare {name} in it."
         )
     path = name.partition(":")[0]
+    if not re.fullmatch(r"\w[\w/]*", path):
+        return
     for parent in pathlib.Path(data_dir).absolute().parents:
         if any(parent.glob(f"{path}/**/dataset_info.json")):
             raise UserError(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import types
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from pyarrow import parquet
 
 import data_util
 import model as model_lib
-from checkpoints import inspection, lock, weight_files
+from checkpoints import inspection, lock, restoring, weight_files
 from config import Config
 from export import cli, exporting, model_card, saving
 from inference import cli as inference_cli
@@ -812,6 +813,15 @@ def test_folder_and_image_names_may_contain_special_characters(
     inference_cli.main(["predict", "model", str(folder / "a[1].png")])
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1 and "\x1b" not in printed and r"two\nlines 0.333" in printed
+
+
+def test_predictions_without_a_classifier_name_the_command_that_trains_one(
+    photos, monkeypatch, fails
+):
+    network = types.SimpleNamespace(endpoint_names=["final_avg_pool"]), None
+    monkeypatch.setattr(restoring, "open_network", lambda *_: network)
+    words = "python run.py --train_mode=finetune --mode=train_then_eval --checkpoint="
+    fails(words, inference_cli.main, ["predict", "MODEL", str(photos)])
 
 
 @pytest.mark.parametrize(
