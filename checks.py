@@ -65,7 +65,7 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     # new classifier, which may have a different input.
     names = {*settings_with("network"), "image_size"} - {"lineareval_while_pretraining"}
     names |= set(settings_with("of_run")) if is_eval else set()
-    names |= set(run_directory.DATA_SETTINGS) if is_eval and "dataset" not in given else set()
+    names |= set(settings_with("data_of_run")) if is_eval and "dataset" not in given else set()
     for name in {"resnet_depth", "width_multiplier"} & set(given) & network.keys():
         if network[name] != getattr(config, name):
             flag = as_flag(name, getattr(config, name))

@@ -154,6 +154,7 @@ ROLES = {
     "order": "affects the order of the examples, and is fixed when a run resumes",
     "evaluation": "determines the results of an evaluation",
     "of_run": "taken from the run by --mode=eval",
+    "data_of_run": "taken from the run by --mode=eval without --dataset",
     "labels": "determines which labels lbfgs and knn use",
     "output": "determines results and where they are written; set by programs that start run.py",
     "data_access": "determines how the files of a data set are read; `transfer` has the same flag",
@@ -231,6 +232,7 @@ class Config:
         None,
         "Directory of prepared TFDS data sets. If not set, TFDS's default is used.",
         "data_access",
+        "data_of_run",
         "per_worker",
         "no_effect",
     )
@@ -271,12 +273,14 @@ class Config:
         " folders may be grouped in split folders such as train/ and test/. If not set, nothing is"
         " downloaded, and --mode=eval uses the data set of the run.",
         "identity",
+        "data_of_run",
     )
     labels: bool = setting(
         True,
         "Use the labels in the data. --nolabels: ignore them, for example if the sub-folders of an"
         " image folder are not classes.",
         "identity",
+        "data_of_run",
     )
     train_split: str = setting(
         "train",
@@ -284,6 +288,7 @@ class Config:
         " percent slices select images by a hash of their paths: adding images never moves other"
         " images to a different slice, but the sizes of the slices are approximate.",
         "identity",
+        "data_of_run",
         "labels",
     )
     eval_split: str = setting(
@@ -293,6 +298,7 @@ class Config:
         " is held out (of at least 1,000 images without labels, the last twentieth), except with"
         " --mode=train.",
         "evaluation",
+        "data_of_run",
     )
     corrupt_images: str = setting(
         "error",

@@ -21,8 +21,6 @@ from runtime.errors import UserError, first_line
 from sources import classes
 from sources.source import Source
 
-# Settings that --mode=eval takes from a run or a checkpoint, unless --dataset is set.
-DATA_SETTINGS = ("dataset", "data_dir", "labels", "train_split", "eval_split")
 _FLAGS, _DATA = "flags.json", "data.json"
 # Key in flags.json; the number of steps also depends on the number of training examples.
 _LAST_STEP = "last_step"

@@ -47,10 +47,10 @@ def test_make_help_lists_all_commands_and_targets():
     lines = subprocess.run(
         ["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    programs = {path.parent.name for path in ROOT.glob("*/__main__.py")}
+    programs = {path.parent.name for path in ROOT.glob("*/__main__.py")} - {"paper"}
     programs |= {
         f"paper.{path.stem}"
-        for path in ROOT.glob("paper/*.py")
+        for path in ROOT.glob("paper/[!_]*.py")
         if '__name__ == "__main__"' in path.read_text()
     }
     targets = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()

@@ -311,7 +311,7 @@ def test_truncated_record_file_stops_training_with_a_one_line_error(tmp_path, mo
 
     source = digits.digits_source()
     truncated = TruncatedSource("digits", source._splits, source.class_names, tf.identity)
-    monkeypatch.setattr(datasets, "open_source", lambda *_: truncated)
+    monkeypatch.setattr(datasets, "open_source", lambda *_, **__: truncated)
     with pytest.raises(SystemExit, match="2"), command_line.reporting_errors("run.py"):
         runs.run(tmp_path / "run", train_steps=1)
     printed = capsys.readouterr().err

@@ -71,7 +71,7 @@ def run(model_dir, dataset, **settings):
         dataset=dataset,
         train_split="train",
         eval_split="train",
-        given=["eval_split"],
+        given=["dataset", "eval_split"],
         train_batch_size=8,
         train_steps=1,
         **settings,

@@ -24,7 +24,7 @@ TINY = dict(
 )
 
 
-def run(model_dir, given=(), with_export=False, **settings):
+def run(model_dir, given=("dataset",), with_export=False, **settings):
     """Calls `run.main` in the test process. Returns the log.
 
     The export is optional because it takes several seconds.
