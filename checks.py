@@ -66,9 +66,9 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     names = {*settings_with("network"), "image_size"} - {"lineareval_while_pretraining"}
     names |= set(settings_with("of_run")) if is_eval else set()
     names |= set(settings_with("data_of_run")) if is_eval and "dataset" not in given else set()
-    for name in {"resnet_depth", "width_multiplier"} & set(given) & network.keys():
-        if network[name] != getattr(config, name):
-            flag = as_flag(name, getattr(config, name))
+    for name in ("resnet_depth", "width_multiplier"):
+        flag, value = as_flag(name, getattr(config, name)), getattr(config, name)
+        if name in given and network.get(name, value) != value:
             raise UserError(
                 f"{flag}: the network in {recorded.network_path} has"
                 f" {as_flag(name, network[name])}. Remove {flag}, or use another checkpoint."
@@ -130,6 +130,7 @@ def complete(
       UserError: the seed of a run with checkpoints is unknown.
     """
     is_eval, settings, lines, changes = config.mode == "eval", recorded.settings, [], {}
+    # A run without evaluation may have recorded the default of `eval_split`, which may not exist.
     has_adopted = is_eval and "dataset" not in given and "eval_split" in recorded.network
     if has_adopted and config.eval_split.partition("[")[0] in source.split_names:
         given = {*given, "train_split", "eval_split"}

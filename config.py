@@ -1297,7 +1297,7 @@ def parse_settings(text: str, flag: str = "--flags") -> dict:
     }
 
 
-# remedy -> flags of similar programs, and values that are not supported
+# remedy -> flags of similar programs, and values for which there is another flag or name
 _OTHER_NAMES = {
     "Use --train_batch_size": "batch batch_size bs",
     "Use --train_epochs": "epochs max_epochs n_epochs num_epochs",
@@ -1310,7 +1310,7 @@ _OTHER_NAMES = {
     "Use --model_dir": "log_dir out output output_dir save_dir",
     "Use --dataset=folder:PATH": "data data_path root train_dir",
     "Use --checkpoint": "ckpt pretrained weights",
-    "Use --precision=mixed_bfloat16": "amp bf16 fp16 precision=16 precision=bf16 precision=fp16",
+    "Use --precision=mixed_bfloat16 or mixed_float16": "amp bf16 fp16",
     "Run the same command again, which resumes the run": "resume",
     "Remove it: all processor cores are used": "j num_workers workers",
     "Remove it: all GPUs in CUDA_VISIBLE_DEVICES are used": "device devices gpu gpus use_gpu",
@@ -1351,10 +1351,12 @@ def from_flags(flag_values: flags.FlagValues = flags.FLAGS) -> Config:
     )
 
 
-def give_way(argv: list[str], flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:
-    """Resets settings of flag files that contradict flags of the command line.
+def resolve_contradictions(
+    argv: list[str], flag_values: flags.FlagValues = flags.FLAGS
+) -> list[str]:
+    """Resets settings in flag files that contradict the command line.
 
-    Settings of the flag files that contradict each other are not reset.
+    If the settings in the flag files contradict each other, none is reset.
 
     Args:
       argv: command line.

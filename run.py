@@ -47,7 +47,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         )
     if rest[1:]:
         _fail(f"{rest[1]!r} is not a flag. Write settings as --name=value.")
-    for line in config_lib.give_way(argv, flags.FLAGS):
+    for line in config_lib.resolve_contradictions(argv, flags.FLAGS):
         console.log(line)
     return rest
 

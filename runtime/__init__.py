@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 
+# All programs import this package before any package that may be missing.
 for _name in ("absl", "numpy", "tensorflow", "tf_keras", "tqdm"):
     if importlib.util.find_spec(_name) is None:
         print(

@@ -341,7 +341,7 @@ def _tfds_builder(tfds: Any, name: str, data_dir: str | None, may_prepare: bool)
 
 
 def _check_data_dir(name: str, data_dir: str | None) -> None:
-    """Raises `UserError` if `data_dir` does not exist, or is inside of the directory of prepared data."""
+    """Raises `UserError` if `data_dir` does not exist, or if a parent of it contains the prepared data set."""
     if data_dir is None or "://" in data_dir:
         return
     if not os.path.isdir(data_dir):

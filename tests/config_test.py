@@ -329,7 +329,7 @@ def test_flag_files_give_way_to_the_command_line(content, typed, names, tmp_path
     )
     values(argv)
     given = set(config_lib.given_flags(values))
-    lines = config_lib.give_way(argv, values)
+    lines = config_lib.resolve_contradictions(argv, values)
     assert [line.split("--")[1].split("=")[0] for line in lines] == names
     assert set(config_lib.given_flags(values)) == given - set(names)
     assert (values["momentum"].value == 0.5) == ("momentum" in content)

@@ -374,7 +374,7 @@ def test_an_evaluation_uses_the_data_of_the_run(given, tmp_path):
 def test_an_evaluation_does_not_wait_for_a_missing_directory(tmp_path):
     (tmp_path / "shapes").mkdir()
     with pytest.raises(
-        UserError, match="shape: the directory does not exist. Did you mean .*shapes?"
+        UserError, match="shape: the directory does not exist. Did you mean .*/shapes\\?"
     ):
         run(tmp_path / "shape", mode="eval")
 
