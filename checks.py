@@ -20,6 +20,7 @@ import model as model_lib
 from checkpoints import computed_from, inspection, run_directory, weight_files
 from checkpoints.run_directory import Recorded, RunContext
 from config import MIN_SEEN_IMAGES, Config, as_flag, as_flags, settings_with
+from large_batch import memory
 from runtime import console, devices, workers
 from runtime.errors import UserError
 from sources import datasets
@@ -32,6 +33,8 @@ _LINEAR_HEAD_LEARNING_RATE = 0.03  # Suitable for most small data sets; see docs
 _SMALL_FOLDER = 1_000  # Below this number of images, the length of training is checked.
 _FEW_IMAGES = 10  # Below this number of images, a class can hardly be learned.
 _SMALL_BATCH = 32  # Below this batch size, contrastive learning has too few negatives.
+_MAX_GRAY_CHROMA = 4  # Compression as JPEG may change gray images by a few levels.
+_MAX_MEMORY = 1.25  # The estimated memory may exceed that of the machine by this factor.
 _SAMPLED_IMAGES = 32  # This is the number of images whose sizes are read.
 
 
@@ -235,6 +238,27 @@ def check(context: RunContext) -> None:
         )
     if context.is_chief:
         run_directory.check_writable(config.model_dir)
+    _check_memory(context)
+
+
+def _check_memory(context: RunContext) -> None:
+    """Checks that training fits in memory. Logs a warning if it does not fit in the memory that is available."""
+    config, accelerator = context.config, devices.accelerator_memory(context.config.use_tpu)
+    if accelerator is None:
+        parts, (total, available) = workers.count_workers(), memory.limits()
+    else:  # The estimate was compared with measurements on CPUs only.
+        parts, total, available = context.strategy.num_replicas_in_sync, math.inf, accelerator
+    needed = memory.estimate(config, config.train_batch_size // parts)
+    is_impossible = needed > _MAX_MEMORY * total
+    problem = (
+        f"--train_batch_size={config.train_batch_size}: training needs about {needed / 1e9:.0f} GB"
+        f" of memory, but only {(total if is_impossible else available) / 1e9:.0f} GB are available. Use a smaller"
+        " --train_batch_size or --image_size, or set --micro_batch_size."
+    )
+    if is_impossible:
+        raise UserError(problem)
+    if needed > available:
+        console.log(f"warning: {problem}")
 
 
 def check_data(context: RunContext) -> None:
@@ -458,8 +482,13 @@ def advice(context: RunContext) -> list[str]:
             f"--train_batch_size={config.train_batch_size}: each image is compared with few others."
             f" Use at least {_SMALL_BATCH}, with --micro_batch_size if memory is short."
         )
-    side = _median_side(config, source) if config.image_size > 32 else math.inf
-    if config.image_size > 2 * side:
+    side, chroma = _sample_images(config, source)
+    if isinstance(source, FolderSource) and chroma <= _MAX_GRAY_CHROMA:
+        lines.append(
+            "the sampled images are gray, so saturation, hue and the conversion to gray do not"
+            " change them"
+        )
+    if config.image_size > 32 and config.image_size > 2 * side:
         lines.append(
             f"--image_size={config.image_size}: the images are much smaller (median of the shorter"
             f" side: {side:.0f} pixels). A smaller value is faster, and probably as accurate."
@@ -467,11 +496,20 @@ def advice(context: RunContext) -> list[str]:
     return lines
 
 
-def _median_side(config: Config, source: Source) -> float:
-    """Returns the median length of the shorter side of a few training images, in pixels."""
+def _sample_images(config: Config, source: Source) -> tuple[float, float]:
+    """Returns the median of the shorter side, in pixels, and the largest difference between color channels.
+
+    Reads a few training images. The difference is in [0, 255].
+    """
+
+    def describe(key, item, label):
+        image = source.decode(item)
+        chroma = tf.reduce_max(image, -1) - tf.reduce_min(image, -1)
+        return tf.reduce_min(tf.shape(image)[:2]), tf.reduce_max(chroma)
+
     records = source.records(config.train_split).take(_SAMPLED_IMAGES)
-    sides = records.map(lambda key, item, label: tf.reduce_min(tf.shape(source.decode(item))[:2]))
     try:
-        return np.median(list(sides.as_numpy_iterator()))
+        sides, chroma = zip(*records.map(describe).as_numpy_iterator())
     except tf.errors.OpError:  # Training reports images that cannot be read.
-        return math.inf
+        return math.inf, math.inf
+    return np.median(sides), max(chroma)

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import re
 import shlex
 import typing
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from runtime.errors import UserError, first_line
-from runtime.paths import check_path, check_weights_path, hashed_name, slug
+from runtime.paths import check_folder, check_path, check_weights_path, hashed_name, slug
 
 # depth -> (whether bottleneck blocks are used, number of blocks in each of the four groups). This
 # dict is defined here rather than in resnet.py, because the choices for --resnet_depth must be
@@ -57,6 +58,7 @@ DEFAULT_MARGIN = 0.8  # The paper tried four margins (B.10), but does not report
 # Number of training images, counted in every epoch, after which small networks have learned from a
 # few hundred images; see docs/own_images.md.
 MIN_SEEN_IMAGES = 64_000
+RECIPES = "paper/recipes"
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
 _MAX_INT32 = 2**31 - 1
 
@@ -1267,6 +1269,12 @@ def format_help(flag_values: flags.FlagValues = flags.FLAGS) -> str:
     )
 
 
+def find_recipes(arguments: list[str]) -> list[str]:
+    """Replaces the paths of recipes in paper/recipes by absolute paths, so that they are found in all directories."""
+    own = os.path.dirname(os.path.abspath(__file__))
+    return [argument.replace(f"={RECIPES}/", f"={own}/{RECIPES}/") for argument in arguments]
+
+
 def from_arguments(arguments: list[str], flag: str = "--flags") -> Config:
     """Parses run.py's command-line arguments into a `Config`.
 
@@ -1349,6 +1357,13 @@ def from_flags(flag_values: flags.FlagValues = flags.FLAGS) -> Config:
     return Config(
         **{field.name: flag_values[field.name].value for field in dataclasses.fields(Config)}
     )
+
+
+def check_paths() -> None:
+    """Checks the settings, and that the image folder exists, if one is selected."""
+    dataset = from_flags().dataset
+    if dataset.startswith("folder:"):
+        check_folder(dataset.removeprefix("folder:"))
 
 
 def resolve_contradictions(

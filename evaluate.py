@@ -30,7 +30,7 @@ from checkpoints import (
     weight_files,
 )
 from checkpoints.run_directory import RunContext
-from config import Config
+from config import EVAL_PROTOCOLS, Config
 from metrics import KNN, LBFGS, LINEAR_TOP_1, MEAN_PRECISION, REGULARIZATION, WEIGHTED_KNN
 from probing import diagnostics, features, logistic_regression, nearest_neighbors
 from runtime import console, progress, signals, storage, workers
@@ -40,7 +40,7 @@ from sources.source import Source
 
 _POLL_SECONDS = 5.0
 _EMBEDDED_ROWS = 64  # maximum number of images whose views `contrastive` embeds at once
-_RAW_PIXELS = 32  # maximum image side length in the raw-pixel baseline
+_RAW, _RAW_PIXELS = "/raw_pixels", 32  # key suffix and maximum image side length of the baseline
 # Number of images of `contrastive` if it is not in --eval_protocol, and of `diagnostics`.
 _SAMPLED_IMAGES = 2048
 
@@ -238,8 +238,10 @@ class Evaluator:
     ) -> dict[str, Any]:
         """Runs the configured protocols on the current weights and writes the results.
 
-        If a protocol fails, the results of earlier protocols are written to result_<step>.json,
-        unless this file exists already.
+        Results of other protocols that were computed from the same weights, data and settings are
+        kept. After training, protocols whose results are complete are not repeated. If a protocol
+        fails, the results of earlier protocols are written to result_<step>.json, unless this file
+        exists already.
 
         Args:
           step: training step at which the weights were saved.
@@ -262,12 +264,10 @@ class Evaluator:
             run_directory.check_writable(results_dir(self._config))
         # All workers must take part in reading variables.
         weights = weights or restoring.weights_digest(self._model)
-        results: dict[str, Any] = {
-            "global_step": step,
-            computed_from.KEY: computed_from.describe(
-                self._config, self._source, weights, step, self._context.trained_examples
-            ),
-        }
+        record = computed_from.describe(
+            self._config, self._source, weights, step, self._context.trained_examples
+        )
+        results, missing = self._read_results(step, record)
         if complete:
             decay = model_lib.add_weight_decay(
                 self._model, self._config.weight_decay, self._config.optimizer
@@ -282,7 +282,7 @@ class Evaluator:
                 ({"contrastive"}, "contrastive loss", self.contrastive),
                 ({"lbfgs", "knn"}, f"frozen encoder{subset}", self.probe_frozen_encoder),
             ):
-                if names & set(self._protocol_names):
+                if names & missing:
                     if self._is_chief:
                         console.log(f"evaluating step {step}: {description}")
                     results.update(self._finite(protocol(step), step))
@@ -298,6 +298,40 @@ class Evaluator:
         if self._config.keep_best:
             self._keep_best(step, results if complete else {})
         return results
+
+    def _read_results(self, step: int, record: dict) -> tuple[dict[str, Any], set[str]]:
+        """Returns earlier results of the same weights, data and settings, and the protocols to run.
+
+        Args:
+          step: training step of the weights.
+          record: see `computed_from.describe`. The earlier protocols are added to it.
+        """
+        config, names = self._config, set(self._protocol_names)
+        path = os.path.join(results_dir(config), f"result_{step}.json")
+        results = (storage.read_json(path) or {}) if self._is_chief else {}
+        earlier = results.get(computed_from.KEY, {})
+        if {**earlier, "eval_protocol": config.eval_protocol} != record:
+            earlier, results = {}, {}
+        earlier_names = earlier.get("eval_protocol", "").split(",")
+        record["eval_protocol"] = ",".join(
+            filter(None, dict.fromkeys([*earlier_names, *config.eval_protocols]))
+        )
+        suffixes = [*self._encoders, *[metrics.UNTRAINED, _RAW] * config.eval_baselines]
+        is_sample = "contrastive" not in config.eval_protocols
+        is_complete = {
+            "linear_head": {LINEAR_TOP_1, MEAN_PRECISION} & results.keys()
+            and not config.save_predictions,
+            "lbfgs": {LBFGS + suffix for suffix in suffixes} <= results.keys(),
+            "knn": {KNN + suffix for suffix in suffixes} <= results.keys(),
+            "contrastive": metrics.CONTRAST_LOSS in results
+            and (is_sample or "contrastive" in earlier_names),
+        }
+        if config.mode != "train_then_eval":  # A sample does not replace all images.
+            is_complete = {"contrastive": is_complete["contrastive"] and is_sample}
+        bits = [int(bool(is_complete.get(name))) for name in EVAL_PROTOCOLS]
+        bits = workers.gather_integers(bits, self._strategy).max(0)  # those of the chief
+        names -= {name for name, bit in zip(EVAL_PROTOCOLS, bits) if bit}
+        return {**results, "global_step": step, computed_from.KEY: record}, names
 
     def _finite(self, results: dict[str, float], step: int) -> dict[str, float]:
         """Returns the results of a protocol. Raises `UserError` if any of them is NaN or Inf."""
@@ -510,7 +544,7 @@ class Evaluator:
     def _baseline_functions(self) -> dict[str, Callable]:
         functions = {
             metrics.UNTRAINED: features.encoder_function(self._untrained_model()),
-            "/raw_pixels": features.pixels_function(_RAW_PIXELS),
+            _RAW: features.pixels_function(_RAW_PIXELS),
         }
         return {
             suffix: features.compile_function(self._strategy, function)

@@ -19,7 +19,7 @@ if __name__ == "__main__":
 from absl import app, flags
 
 import config as config_lib
-from runtime import command_line, tensorflow_startup
+from runtime import command_line, tensorflow_startup, version
 from runtime.errors import UserError, first_line
 
 config_lib.define_flags()
@@ -28,7 +28,7 @@ flags.adopt_module_key_flags(config_lib)
 
 def parse_flags(argv: list[str]) -> list[str]:
     """Parses the command line with absl. On error, prints one line and exits with status 2."""
-    warnings = io.StringIO()
+    argv, warnings = config_lib.find_recipes(argv), io.StringIO()
     try:
         with contextlib.redirect_stderr(warnings):
             rest = flags.FLAGS(argv)
@@ -63,8 +63,11 @@ if __name__ == "__main__":  # --help and flag errors need not wait for TensorFlo
             f"{__doc__}\n\npython run.py [flags]\n{config_lib.format_help()}\n--flagfile=FILE: Read flags from a file."
         )
         sys.exit(0)
+    if "--version" in sys.argv[1:]:
+        console.log(version.describe())
+        sys.exit(0)
     parse_flags(sys.argv)
-    command_line.run_command("run.py", config_lib.from_flags)
+    command_line.run_command("run.py", config_lib.check_paths)
     if (ignored := config_lib.describe_ignored_flags()) is not None:
         console.log(ignored)
     console.log("loading TensorFlow")

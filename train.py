@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable
@@ -285,12 +286,15 @@ def build_training_state(context: RunContext, directory: str) -> TrainingState:
         model = model_lib.build_model(config, source.num_classes)
         if not config.pretraining:
             model.freeze(config.fine_tune_after_block)
-        schedule = model_lib.build_schedule(config, source.num_examples(config.train_split))
+        num_examples = source.num_examples(config.train_split)
+        schedule = model_lib.build_schedule(config, num_examples)
         optimizer = model_lib.build_optimizer(config, schedule, model)
         state = TrainingState(model, optimizer, directory, config.keep_checkpoint_max)
         restored = state.restore_newest(config.model_dir, context.strategy)
         if restored is not None:
-            console.log(f"resumed at step {state.step} from {restored}")
+            is_finished = state.step >= model_lib.count_steps(config, num_examples).train
+            hint = "; the run is finished (to train longer, increase --train_epochs)"
+            console.log(f"resumed at step {state.step} from {restored}{hint * is_finished}")
             state.initial_weights = context.recorded.initial_weights
         else:
             state.initial_weights = _initialize_weights(context, model)
@@ -377,6 +381,14 @@ def _log_header(
         f" ({steps.train * config.train_batch_size / num_examples:.3g} epochs), learning rate"
         f" {peak:.3g} after {steps.warmup} warm-up steps; examples: {directory}/views.png"
     )
+    # A checkpoint also contains the optimizer's values for each weight.
+    values = (2 if config.optimizer == "adam" else 1) * weights * 1e6
+    values += (total := sum(variable.shape.num_elements() for variable in model.variables))
+    count = min(config.keep_checkpoint_max, math.ceil(steps.train / steps.checkpoint))
+    size = 4e-9 * (count * values + total)
+    console.log(f"disk space: {size:.1f} GB for {count} checkpoints and the SavedModel")
+    if config.mode == "train" and not config.eval_epochs:
+        console.log("nothing will be evaluated; --mode=train_then_eval evaluates the last step")
     if levels := metrics.chance_levels(config, config.train_batch_size):
         text = ", ".join(f"{name} {value:.3g}" for name, value in levels.items())
         console.log(f"chance level during training: {text}")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import subprocess
 from collections.abc import Iterator
 
 import tensorflow as tf
 
-from runtime import child_processes, progress, storage
+from runtime import child_processes, progress, storage, version
 
 FILE = "record.json"
 _TIME = "time.json"
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Record:
 def finish(directory: str, settings: dict, results: dict, diverged: bool = False) -> Record:
     """Writes and returns the `Record` of a run on this machine, with the seconds from `timing`."""
     seconds = _read_seconds(directory)
-    record = Record(settings, results, diverged, seconds, machine(), version())
+    record = Record(settings, results, diverged, seconds, machine(), version.revision())
     record.write(directory)
     return record
 
@@ -90,11 +88,3 @@ def machine() -> str:
             *(f"{accelerators.count(name)} x {name}" for name in sorted(set(accelerators))),
         ]
     )
-
-
-def version() -> str:
-    """Returns the program's Git version. A trailing + indicates uncommitted changes. Empty outside a repository."""
-    with contextlib.suppress(OSError):  # Git is not installed.
-        git = ("git", "describe", "--always", "--abbrev=10", "--dirty=+")
-        return subprocess.run(git, cwd=_ROOT, capture_output=True, text=True).stdout.strip()
-    return ""

@@ -34,6 +34,7 @@ SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 SLOT = "/.OPTIMIZER_SLOT/"
 _SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_PUBLISHED = "gs://simclr-checkpoints-tf2"  # the authors' networks
 # Files in which runs (`run_directory`) and SavedModels record class names, among other things.
 CLASSES_FILE, DESCRIPTION_FILE = "classes.json", "assets.extra/simclr.json"
 
@@ -132,9 +133,11 @@ def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
 
     Args:
       path: a SavedModel, a checkpoint prefix, a PyTorch file (FILE.safetensors), a TF Hub handle
-        (https://...) to download, or a directory of checkpoints or numbered SavedModels, of which
-        the latest is used. PyTorch files must be on a local disk. All other files may be on any of
-        TensorFlow's file systems, such as gs://.
+        (https://...) to download, a directory of checkpoints or numbered SavedModels, of which the
+        latest is used, or the name of a published network, such as
+        simclrv2/pretrained/r50_1x_sk0, unless there is a local path of this name. PyTorch files
+        must be on a local disk. All other files may be on any of TensorFlow's file systems, such as
+        gs://.
       flag: the flag whose value is `path`, for error messages.
 
     Returns:
@@ -147,6 +150,8 @@ def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
     if path.startswith(("http://", "https://")):
         path = _download(path, flag)
     try:
+        if re.match("simclrv[12]/", path) and not tf.io.gfile.exists(path):
+            path = f"{_PUBLISHED}/{path.rstrip('/')}/saved_model"
         return _locate(path, flag)
     except (tf.errors.OpError, ValueError) as error:
         # ValueError: the `checkpoint` file is empty or malformed.

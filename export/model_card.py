@@ -32,6 +32,16 @@ def class_list(names: list[str]) -> str:
     return f"{len(names)} ({', '.join([*map(escape_markdown, names[:10]), *more])})"
 
 
+def front_matter(library: str) -> str:
+    """Returns the metadata at the start of a card, in YAML, as the Hugging Face Hub reads it."""
+    return f"""---
+library_name: {library}
+pipeline_tag: image-feature-extraction
+tags: [simclr, self-supervised-learning, contrastive-learning]
+---
+"""
+
+
 def model_card(saved_model: str) -> str:
     """Returns a Markdown page that describes a SavedModel's inputs, outputs, training settings and results."""
     description = weight_files.read_description(saved_model)
@@ -55,7 +65,8 @@ def model_card(saved_model: str) -> str:
         else ""
     )
     steps = f" Training length: {description['step']:,} steps." if "step" in description else ""
-    return f"""# {escape_markdown(description.get("network"))}, {_TRAINED[flags.get("train_mode", "pretrain")]}
+    return f"""{front_matter("tf-keras")}
+# {escape_markdown(description.get("network"))}, {_TRAINED[flags.get("train_mode", "pretrain")]}
 
 An image encoder from an implementation of SimCLR: *A Simple Framework for Contrastive Learning of Visual
 Representations* (Chen, Kornblith, Norouzi, Hinton, 2020, arXiv:2002.05709).{data}{steps}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Callable
@@ -111,6 +112,7 @@ def export(
     given: dict[str, int] | None = None,
     results: dict[str, float] | None = None,
     check: Callable[[], object] = lambda: None,
+    unless_equal: bool = False,
 ) -> None:
     """Exports a checkpoint's network as a SavedModel to `export_dir`.
 
@@ -125,6 +127,7 @@ def export(
       results: evaluation results to record in the description. If None, the recorded results are
         used.
       check: called before `export_dir` is changed; may raise `UserError`.
+      unless_equal: whether to keep a SavedModel that contains the same weights and description.
     """
     model, info = restoring.open_network(checkpoint_path, given)
     config = info.config
@@ -141,7 +144,13 @@ def export(
         eval_center_crop=config.eval_center_crop,
         flags=_training_flags(config) if info.has_training_config else None,
         trained_on=info.trained_on,
+        digest=info.file.digest(),
     )
+    recorded = storage.read_json(os.path.join(export_dir, weight_files.DESCRIPTION_FILE))
+    is_equal = recorded == json.loads(json.dumps(description))
+    if unless_equal and is_equal and tf.io.gfile.exists(os.path.join(export_dir, FILES[0])):
+        return
+    console.log("exporting the SavedModel")
     is_remote = "://" in export_dir
     with contextlib.nullcontext() if is_remote else storage.scratch_beside(export_dir) as scratch:
         # Object storage cannot rename directories.
@@ -232,7 +241,6 @@ def export_to_model_dir(
                 f"(--keep_hub_module_max={keep})"
             )
             return None
-        console.log("exporting the SavedModel")
         path = os.path.join(root, str(step))
 
         def check_locks():
@@ -240,7 +248,7 @@ def export_to_model_dir(
             lock.check()
 
         given = {name: getattr(config, name) for name in ("image_size", "ft_proj_selector")}
-        export(checkpoint_path, path, given, results, check_locks)
+        export(checkpoint_path, path, given, results, check_locks, unless_equal=True)
         # Other runs may use the target of a link.
         num_old = 0 if not keep or os.path.islink(root) else max(len(others) + 1 - keep, 0)
         for other in others[:num_old]:

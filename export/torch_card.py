@@ -20,7 +20,8 @@ def torch_card(
     """
     size = config.image_size
     resized = round(size / data_util.CROP_PROPORTION) if config.center_crop_eval else size
-    return f"""# Encoder {config.network_name} for PyTorch
+    return f"""{model_card.front_matter("pytorch")}
+# Encoder {config.network_name} for PyTorch
 
 The encoder of a SimCLR network: a ResNet-{config.resnet_depth} with the stem `{config.stem_name}` and
 {config.width_multiplier} times the standard number of channels. Training step: {"unknown" if step is None else step}.

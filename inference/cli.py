@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from inference import similarity
 from runtime import command_line, console, tensorflow_startup
+from runtime.paths import PAGES, TABLES, check_input, check_out
 
 _MAX_LISTED = 10  # maximum number of unreadable files to list
 
@@ -165,4 +166,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the command-line program. See `command_line.run_stoppable` for the handling of errors and signals."""
     parser = _parser()
     arguments = parser.parse_args(arguments)
-    command_line.run_stoppable(parser.prog, lambda: arguments.run(arguments))
+
+    def work():  # The first checks need not wait for TensorFlow to load.
+        for path in arguments.inputs:
+            check_input(path)
+        if arguments.out:
+            check_out(arguments.out, PAGES if arguments.run is _gallery else TABLES)
+        arguments.run(arguments)
+
+    command_line.run_stoppable(parser.prog, work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inference import endpoints, writers
+from runtime.paths import TABLES, check_out
 
 
 def embed(
@@ -29,7 +30,7 @@ def embed(
       UserError: an argument is invalid, or no image can be read.
       errors.Stopped: a signal arrived; nothing is written.
     """
-    out, names, unreadable = writers.check_out(out), endpoints.find_images(inputs), {}
+    out, names, unreadable = check_out(out, TABLES), endpoints.find_images(inputs), {}
     with writers.open_writer(out, "vectors") as add:
         for images, vectors, _ in endpoints.compute_endpoint(
             path, output, given, list(names), unreadable

@@ -13,7 +13,7 @@ import data_util
 from checkpoints import inspection, restoring
 from runtime import console, progress, signals, storage
 from runtime.errors import UserError
-from runtime.paths import check_path, check_weights_path
+from runtime.paths import check_input, check_weights_path
 from sources import folders, image_files
 
 
@@ -29,11 +29,7 @@ def find_images(inputs: list[str]) -> dict[str, str]:
     """
     paths = []
     for path in inputs:
-        path = check_path("INPUT", path, allow_patterns=True)
-        if "://" in path:
-            raise UserError(f"INPUT={path}: only local paths are supported here. Use a local path.")
-        if not os.path.lexists(path):
-            raise UserError(f"INPUT={path}: no such file or folder. Check the path.")
+        path = check_input(path)
         images = image_files.find_images(path) if os.path.isdir(path) else [path]
         if not images:
             raise UserError(

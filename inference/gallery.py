@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -21,7 +22,7 @@ from inference import analysis, endpoints, similarity, thumbnails, writers
 from probing.nearest_neighbors import KNN_NEIGHBORS
 from runtime import console, progress, signals, storage
 from runtime.errors import UserError, first_line
-from runtime.paths import check_path
+from runtime.paths import PAGES, TABLES, check_out, check_path
 from sources.folders import FolderSource
 
 _NUM_QUERIES = 12
@@ -102,7 +103,8 @@ def write_gallery(
       UserError: an argument is invalid, or no image can be read.
       errors.Stopped: a signal arrived; nothing is written.
     """
-    out = writers.check_out(out, (".html", ".htm"))
+    out = check_out(out, PAGES)
+    check_out(pairs_path(out), TABLES)
     names = endpoints.find_images(inputs)
     if num_clusters is not None and num_clusters > len(names):
         raise UserError(
@@ -139,8 +141,8 @@ def write_for_run(
 ) -> str | None:
     """Writes gallery.html and gallery.pairs.csv for at most 2,000 random images of a split.
 
-    Images that the source excludes are not used. Errors are only logged, because the results of the
-    run are already complete.
+    A page that is newer than the model is kept. Images that the source excludes are not used.
+    Errors are only logged, because the results of the run are already complete.
 
     Args:
       model: see `endpoints.load_endpoint`.
@@ -153,6 +155,10 @@ def write_for_run(
     Returns:
       The path of the page, or None if it was not written.
     """
+    out = os.path.join(directory, "gallery.html")
+    with contextlib.suppress(OSError):  # One of the files is missing or not local.
+        if os.path.getmtime(out) > os.path.getmtime(os.path.join(model, "saved_model.pb")):
+            return out
     try:
         console.log("writing the gallery")
         paths, labels = source.labeled_paths(split)
@@ -171,7 +177,6 @@ def write_for_run(
             {os.path.relpath(path, source.root): reason for path, reason in unreadable.items()},
             len(paths) if len(paths) > len(order) else None,
         )
-        out = os.path.join(directory, "gallery.html")
         check()
         write_page(images, model, out, seed=seed)
         return out

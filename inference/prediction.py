@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from inference import endpoints, writers
+from runtime.paths import TABLES, check_out
 
 
 def predict(
@@ -62,7 +63,7 @@ def write_predictions(
       UserError: an argument is invalid, or no image can be read.
       errors.Stopped: a signal arrived; nothing is written.
     """
-    out, names, unreadable = writers.check_out(out), endpoints.find_images(inputs), {}
+    out, names, unreadable = check_out(out, TABLES), endpoints.find_images(inputs), {}
     with contextlib.ExitStack() as stack:
         add = None
         for images, classes, probabilities in _predict_batches(

@@ -6,39 +6,15 @@ import contextlib
 import csv
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from runtime import storage
-from runtime.errors import UserError
-from runtime.paths import check_path, check_writable_parent
 
 # Spreadsheets evaluate cells that start with these characters.
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 Add = Callable[[dict, np.ndarray], None]
-
-
-def check_out(out: str, suffixes: Collection[str] | None = None) -> str:
-    """Returns the absolute path of an output file. Raises `UserError` if the file cannot be written.
-
-    `suffixes` contains the allowed suffixes. If None, all suffixes that `open_writer` supports are
-    allowed.
-    """
-    suffixes = suffixes or _WRITERS
-    out = check_path("out", out)
-    if "://" in out:
-        raise UserError(f"--out={out}: only local paths are supported here. Use a local path.")
-    out = os.path.realpath(out)  # If `out` is a link, replace its target, not the link.
-    if os.path.splitext(out)[1].lower() not in suffixes:
-        raise UserError(
-            f"--out={out}: unsupported format. Use a file name that ends in"
-            f" {' or '.join(suffixes)}."
-        )
-    check_writable_parent("--out", out)
-    if os.path.isdir(out):
-        raise UserError(f"--out={out}: the path is a directory. Pass the path of a file.")
-    return out
 
 
 @contextlib.contextmanager
@@ -50,11 +26,12 @@ def open_writer(out: str, name: str, columns: list[str] | None = None) -> Iterat
     Rows are buffered on disk, not in memory.
 
     Args:
-      out: result of `check_out`.
+      out: result of `paths.check_out`.
       name: name of the values in .npz and .parquet files.
       columns: names of the d values in .csv files. If None, the names are v0, v1, ...
     """
     writer = _WRITERS[os.path.splitext(out)[1].lower()]
+    storage.makedirs(os.path.dirname(out))
     with storage.replacing(out) as (path,), writer(path, name, columns) as add:
         yield add
 

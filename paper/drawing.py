@@ -20,6 +20,7 @@ import simclr
 from augmentation import policies
 from paper import common, studies
 from probing import features
+from runtime import console
 from runtime.errors import UserError, first_line
 from sources import datasets, image_files
 
@@ -39,6 +40,8 @@ def save(figure: plt.Figure, rows: pd.DataFrame, out: str, name: str) -> str:
     """Saves a figure (PNG and SVG) and its data (CSV), and closes the figure. Returns the path of the PNG file."""
     os.makedirs(out, exist_ok=True)
     path = os.path.join(out, name)
+    if os.path.exists(f"{path}.png"):
+        console.log(f"replacing {path}.png, .svg and .csv")
     figure.savefig(f"{path}.png", dpi=110, bbox_inches="tight")
     figure.savefig(f"{path}.svg", bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
@@ -338,7 +341,7 @@ def tsne(checkpoint: str, dataset: str, flags: str, split: str, seed: int, out: 
                 marker=_MARKERS[index],
                 linewidths=0.5,
                 edgecolors="0.2",
-                color=plt.cm.viridis(index / (_CLASSES - 1)),
+                color=plt.cm.viridis(index / max(len(chosen) - 1, 1)),
                 label=source.class_names[label],
             )
         axis.set_title(title)
@@ -452,7 +455,6 @@ def _grouped_bars(axis: plt.Axes, rows: pd.DataFrame, x: str, measure: str = "ac
     )
     for index, bar in enumerate(axis.patches):
         bar.set_hatch(_HATCHES[index // len(means) % len(_HATCHES)])
-    axis.set_ylim(80 * rows[measure].min())
 
 
 def temperatures(csv: str, out: str) -> str:
@@ -475,7 +477,6 @@ def temperatures(csv: str, out: str) -> str:
         _grouped_bars(axis, panel.assign(label=labels), "batch_size")
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("batch size")
-    axes[0, 0].set_ylim(80 * rows["accuracy"].min())  # of all panels
     axes[0, 0].set_ylabel("top-1 accuracy, %")
     _add_legend(axes[0, -1])
     return save(figure, rows, out, "temperatures")

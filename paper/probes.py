@@ -83,6 +83,8 @@ def main(argv: list[str] | None = None) -> None:
         ]
         console.log(console.format_table(f"probe accuracies for {arguments.checkpoint}", rows))
         if arguments.out:
+            if os.path.exists(arguments.out):
+                console.log(f"replacing {arguments.out}")
             storage.write_json(arguments.out, results)
 
     command_line.run_command("paper.probes", work)

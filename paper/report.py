@@ -285,7 +285,7 @@ def _settings(study: studies.Study, runner_: Runner) -> str:
     recipes = dict.fromkeys(run.small_recipe for run in runs if not run.transfer)
     if runner_.scale != "small" or not recipes:
         return ""
-    settings = " or ".join(map(runner.describe_recipe, recipes))
+    settings = " or ".join(runner.describe_recipe(name, runner_.extra) for name in recipes)
     return f"Except for the flags below, our runs use the settings of {settings}."
 
 

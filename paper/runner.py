@@ -23,7 +23,6 @@ from runtime.paths import hashed_name
 if TYPE_CHECKING:  # This import loads TensorFlow, which most commands do not need.
     from checkpoints.records import Record
 
-_RECIPES = "paper/recipes"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _POLL_SECONDS = 5.0  # interval between checks of the runs that other processes execute
 LBFGS, TOP_1 = "eval/lbfgs_top_1_accuracy", "eval/label_top_1_accuracy"
@@ -31,14 +30,12 @@ LBFGS, TOP_1 = "eval/lbfgs_top_1_accuracy", "eval/label_top_1_accuracy"
 
 def config_of(arguments: list[str]) -> config_lib.Config:
     """Returns the `Config` for run.py arguments. Recipe paths are relative to the project directory."""
-    return config_lib.from_arguments(
-        [argument.replace(f"={_RECIPES}/", f"={_ROOT}/{_RECIPES}/") for argument in arguments]
-    )
+    return config_lib.from_arguments(config_lib.find_recipes(arguments))
 
 
-def describe_recipe(recipe: str) -> str:
-    """Describes a recipe's network, data and training length in one line."""
-    config = config_of([f"--flagfile={_RECIPES}/{recipe}"])
+def describe_recipe(recipe: str, extra: dict) -> str:
+    """Describes a recipe's network, data and training length, with additional settings, in one line."""
+    config = config_of([f"--flagfile={config_lib.RECIPES}/{recipe}", *config_lib.as_flags(extra)])
     return (
         f"{recipe} ({config.network_name} on {config.train_split} of {config.dataset},"
         f" {config.image_size} pixels, batch size {config.train_batch_size}, {config.train_epochs}"
@@ -85,7 +82,7 @@ class Runner:
         if run.transfer:
             return flags
         recipe = run.recipe if self.scale == "paper" else run.small_recipe
-        return [f"--flagfile={_RECIPES}/{recipe}", *flags]
+        return [f"--flagfile={config_lib.RECIPES}/{recipe}", *flags]
 
     def config(self, run: studies.Run) -> config_lib.Config:
         """Returns the `Config` of a run that is not a transfer run."""
@@ -191,6 +188,13 @@ class Runner:
 
     # ---------------------------------------------------------------------------------------- runs
 
+    def count_unfinished(self, runs: list[tuple[str, studies.Run]]) -> int:
+        """Returns the number of runs without a record."""
+        from checkpoints import records  # This loads TensorFlow, which other commands do not need.
+
+        paths = {os.path.join(self.directory(run), records.FILE) for _, run in runs}
+        return sum(not os.path.exists(path) for path in paths)
+
     def run_all(
         self, runs: list[tuple[str, studies.Run]]
     ) -> Iterator[tuple[str, studies.Run, Record]]:
@@ -256,6 +260,7 @@ class Runner:
                 if start and self.run(start[0], studies.find_run(start)).diverged:
                     results = None
                 else:
+                    console.log(f"running {study}, {run.label}; output: {directory}/run.log")
                     with records.timing(directory):
                         results = self._execute(run, directory, lock)
                 record = records.finish(

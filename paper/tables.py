@@ -2,12 +2,13 @@
 
     python -m paper.tables list
     python -m paper.tables show 4          # the paper's results, by table number or study name
-    python -m paper.tables commands 4      # the command for each run, at the paper's scale
+    python -m paper.tables commands 4      # the command for each run
     python -m paper.tables commands 4 --runner --stage=1    # commands for a cluster (see below)
-    python -m paper.tables run 4 --scale=small [--seeds=3] [--dir=runs/tables] [--flags=FLAGS]
+    python -m paper.tables run 4 [--seeds=3] [--dir=runs/tables] [--flags=FLAGS]
     python -m paper.tables report [1 4 5] [--dir=runs/tables] [--flags=FLAGS]
 
-At the small scale, a run takes minutes on two CPU cores. `run` skips finished runs and resumes
+By default, the runs are those at the small scale, which take minutes on two CPU cores. For the
+paper's runs on accelerators, pass --scale=paper. `run` skips finished runs and resumes
 interrupted ones. If a run starts from another run's weights, `run` executes that run first. Several
 processes, even on different machines, can `run` the same tables in the same --dir. Each process
 postpones the runs that other processes are executing.
@@ -43,6 +44,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import pathlib
+import statistics
 from collections.abc import Mapping, Sequence
 
 import config as config_lib
@@ -52,19 +56,27 @@ from runtime import command_line, console, tensorflow_startup
 from runtime.errors import UserError, first_line
 from runtime.paths import check_paths
 
+_RECORDED = pathlib.Path(__file__).parents[1] / "docs/tables/small"
+_WIDTH = 78
+_LEGEND = """
+small, paper: number of runs at each scale
+min/run: median duration on two CPU cores at the small scale, if recorded
+data: CIFAR-10 at the small scale; ImageNet and, for transfer and the studies
+with cifar in their names, other data sets at the paper's scale"""
+
 
 def _list() -> None:
-    rows = [
-        (
-            name,
-            (
-                f"{study.source:31} {len(study.runs_at('paper')):3} runs,"
-                f" {len(study.runs_at('small')):2} at the small scale   {study.title}"
-            ),
-        )
-        for name, study in studies.STUDIES.items()
-    ]
-    console.log(console.format_table("studies", rows))
+    """Prints the studies, with the number of runs, and the median time of the recorded runs."""
+    lines = []
+    for name, study in studies.STUDIES.items():
+        file, minutes = _RECORDED / f"{name}.jsonl", ""
+        if file.exists():
+            seconds = [json.loads(line)["seconds"] for line in file.read_text().splitlines()]
+            minutes = f"{statistics.median(seconds) / 60:.0f}"
+        small, paper = (len(study.runs_at(scale)) for scale in ("small", "paper"))
+        lines.append(f"{name:20}{small:5}{minutes:>10}{paper:8}  {study.source}")
+    title = f"{'study':20}{'small':>5}{'min/run':>10}{'paper':>8}  source"
+    console.log("\n".join([title, "-" * _WIDTH, *lines, _LEGEND]))
 
 
 def _show(names: Sequence[str]) -> None:
@@ -145,7 +157,8 @@ def _commands(
 def _run(names: list[str], runner: runner_lib.Runner, num_seeds: int, only: Sequence[str]) -> None:
     """Executes the runs and logs their accuracies and directories."""
     # Invalid flags are reported before the first run starts.
-    runs = _checked_runs(names, runner, num_seeds, only)
+    runs, durations = _checked_runs(names, runner, num_seeds, only), []
+    console.log(f"{len(runs)} runs, {runner.count_unfinished(runs)} to execute, in {runner.folder}")
     for index, (name, run, record) in enumerate(runner.run_all(runs), 1):
         accuracy = runner_lib.accuracy(record.results)
         result = "no accuracy" if accuracy is None else f"{accuracy:.4f}"
@@ -153,6 +166,10 @@ def _run(names: list[str], runner: runner_lib.Runner, num_seeds: int, only: Sequ
             f"{index}/{len(runs)}  {name}, {run.label}: {'diverged' if record.diverged else result}"
             f" ({console.format_duration(record.seconds)}, {runner.directory_name(run)})"
         )
+        durations.append(record.seconds)
+        if left := runner.count_unfinished(runs):
+            seconds = left * statistics.mean(durations)
+            console.log(f"{left} runs left; expected end: {console.format_end(seconds)}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -165,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, text, tables, scale in (
         ("list", "list all studies: tables, figures, and results from the text", None, None),
         ("show", "show the paper's results", "+", None),
-        ("commands", "print the command for each run", "+", "paper"),
+        ("commands", "print the command for each run", "+", "small"),
         ("run", "execute the runs; the same command resumes them", "*", "small"),
         ("report", "compare our results with the paper's", "*", "small"),
     ):
@@ -233,7 +250,10 @@ def main(argv: list[str] | None = None) -> None:
     def work():
         if options.command == "list":
             return _list()
-        keys = map(studies.find_studies, options.table or studies.STUDIES)
+        if options.command == "run" and not options.table and not options.only:
+            raise UserError("table: no table is selected. Use names from `list`, or all.")
+        tables = [name for name in options.table if name != "all"] or studies.STUDIES
+        keys = map(studies.find_studies, tables)
         names = list(dict.fromkeys(itertools.chain(*keys)))  # without duplicates
         if options.command == "show":
             return _show(names)

@@ -10,9 +10,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from runtime import console, signals
+from runtime import console, signals, version
 from runtime.errors import STOPPED_STATUS, Stopped, UserError, first_line
 
 _T = TypeVar("_T")
@@ -37,7 +37,12 @@ def exit_with_error(program: str, message: object, status: int = UserError.statu
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """An argument parser that prints errors on a single line."""
+    """An argument parser with --version, which prints errors on a single line."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        text = version.describe()
+        self.add_argument("--version", action="version", version=text, help="print the versions")
 
     def error(self, message: str) -> NoReturn:
         """Prints the error and exits with status 2."""

@@ -96,6 +96,12 @@ def format_duration(seconds: float) -> str:
     return str(datetime.timedelta(seconds=round(seconds)))
 
 
+def format_end(seconds: float) -> str:
+    """Formats the time in `seconds` from now, and the duration."""
+    end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
+    return f"{end:%Y-%m-%d %H:%M} (in {format_duration(seconds)})"
+
+
 def format_table(title: str, rows: Sequence[tuple[str, object] | None]) -> str:
     """Formats a two-column table. Each row is a (name, value) pair, or None for a horizontal rule."""
     width = max(len(row[0]) for row in rows if row)

@@ -8,12 +8,14 @@ import socket
 import sys
 
 import tensorflow as tf
+from tensorflow.python.client import device_lib
 
 from runtime import workers
 from runtime.errors import UserError, first_line
 from runtime.pipelines import PARALLEL_CALLS
 
 _TPU_PORT, _TPU_SECONDS = 8470, 30
+_TPU_CORE_BYTES = 16e9  # TPU v3 and v5e; most others have more.
 # Compute capability of NVIDIA's Ampere GPUs, the first that support bfloat16 and TF32.
 _AMPERE = (8, 0)
 
@@ -117,6 +119,15 @@ def describe(strategy: tf.distribute.Strategy) -> str:
             device += f" (for NVIDIA GPUs: pip install 'tensorflow[and-cuda]=={tf.__version__}')"
     num_workers = workers.count_workers()
     return device if num_workers == 1 else f"{num_workers} workers; this worker: {device}"
+
+
+def accelerator_memory(use_tpu: bool) -> float | None:
+    """Returns the memory of the smallest GPU or of a TPU core in bytes, or None if there is neither."""
+    if use_tpu:
+        return _TPU_CORE_BYTES
+    local_devices = device_lib.list_local_devices() if _gpu_details() else []
+    limits = [device.memory_limit for device in local_devices if device.device_type == "GPU"]
+    return min(limits, default=None)
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:

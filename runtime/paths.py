@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from runtime.errors import UserError
 
@@ -32,6 +32,7 @@ def without_directories(path: str) -> str:
     return prefix + separator + os.path.basename(path.rstrip("/"))
 
 
+TABLES, PAGES = (".npz", ".csv", ".parquet"), (".html", ".htm")  # suffixes of output files
 _PATTERN_CHARACTERS = "*?[\\"
 # Surrogates stand for non-UTF-8 bytes.
 _CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -92,6 +93,44 @@ def check_paths(arguments: argparse.Namespace, *flags: str) -> None:
                 flag,
                 (check_weights_path if flag == "checkpoint" else check_path)(flag, path),
             )
+
+
+def check_input(path: str) -> str:
+    """Returns the local path of an image or a folder, with `~` expanded. Raises `UserError` if it does not exist."""
+    path = check_path("INPUT", path, allow_patterns=True)
+    if "://" in path:
+        raise UserError(f"INPUT={path}: only local paths are supported here. Use a local path.")
+    if not os.path.lexists(path):
+        raise UserError(f"INPUT={path}: no such file or folder. Check the path.")
+    return path
+
+
+def check_folder(path: str) -> None:
+    """Raises `UserError` if the folder in `--dataset=folder:PATH` does not exist."""
+    if not path or not os.path.isdir(os.path.expanduser(path)):
+        raise UserError(f"--dataset=folder:{path}: the directory does not exist. Check the path.")
+
+
+def check_out(out: str, suffixes: Sequence[str]) -> str:
+    """Returns the absolute path of a new output file. Raises `UserError` if the file cannot be written.
+
+    Args:
+      out: value of `--out`. The caller creates missing parent directories.
+      suffixes: the allowed suffixes.
+    """
+    out = check_path("out", out)
+    if "://" in out:
+        raise UserError(f"--out={out}: only local paths are supported here. Use a local path.")
+    out = os.path.abspath(out)
+    if os.path.splitext(out)[1].lower() not in suffixes:
+        raise UserError(
+            f"--out={out}: unsupported format. Use a file name that ends in"
+            f" {' or '.join(suffixes)}."
+        )
+    check_writable_parent("--out", out, create_parents=True)
+    if os.path.lexists(out):
+        raise UserError(f"--out={out}: the path exists. Use another path, or delete this one.")
+    return out
 
 
 def check_writable_parent(flag: str, path: str | None, create_parents: bool = False) -> None:

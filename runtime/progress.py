@@ -14,6 +14,8 @@ from runtime import console, signals
 
 _T = TypeVar("_T")
 _LINE_SECONDS = 10.0  # between progress lines, if the output is not a terminal
+_TIMED_STEPS = 10  # number of steps after which the end of a long training is announced
+_LONG_SECONDS = 600.0
 
 
 def _bar(*args: Any, **kwargs: Any) -> tqdm.tqdm:
@@ -33,6 +35,7 @@ class Progress:
         self._total, self._batch_size = total, batch_size
         self._step, self._timed_steps, self._seconds = start, 0, 0.0
         self._shows_lines, self._since_line = enabled and not sys.stdout.isatty(), stopwatch()
+        self._announces_end = enabled
         self._bar = _bar(
             total=total, initial=start, unit="step", disable=not enabled or self._shows_lines
         )
@@ -59,12 +62,16 @@ class Progress:
             self._seconds += seconds
         self._bar.set_postfix({name: f"{value:.3g}" for name, value in metrics.items()}, False)
         self._bar.update(new_steps)
+        rate = self.images_per_second
+        left = (self._total - step) * self._batch_size / rate if rate else 0.0
+        time_left = console.format_duration(left) if rate else "?"
+        if self._announces_end and self._timed_steps >= _TIMED_STEPS:
+            self._announces_end = False
+            if left > _LONG_SECONDS:
+                console.log(f"expected end of training: {console.format_end(left)}")
         is_due = self._since_line() >= _LINE_SECONDS or step == self._total
         if self._shows_lines and is_due:
             self._since_line = stopwatch()
-            rate = self.images_per_second
-            images_left = (self._total - step) * self._batch_size
-            time_left = console.format_duration(images_left / rate) if rate else "?"
             values = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
             console.log(
                 f"step {step}/{self._total}  {step / self._total:.0%}  {time_left} left "

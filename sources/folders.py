@@ -14,6 +14,7 @@ import numpy as np
 
 from runtime import console
 from runtime.errors import UserError
+from runtime.paths import check_folder
 from sources import image_files
 from sources.indexed import IndexedSource
 
@@ -167,9 +168,8 @@ def folder_source(path: str) -> FolderSource:
       UserError: the folder is missing or has no images; it mixes images with class folders, or
         split folders with other folders.
     """
+    check_folder(path)
     root, flag = pathlib.Path(os.path.expanduser(path)).absolute(), f"--dataset=folder:{path}"
-    if not path or not root.is_dir():
-        raise UserError(f"{flag}: the directory does not exist. Check the path.")
     try:
         listing = _list_folder(root)
         split_roots = _split_folders(root, listing, flag)

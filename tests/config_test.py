@@ -125,12 +125,18 @@ def test_published_commands_are_accepted_verbatim(index):
 
 def test_flags_without_effect_are_reported_in_one_line():
     process = run_program(
-        "--train_summary_steps=0", "--variable_schema=(?!head)", "--dataset=folder:/none"
+        *("--train_summary_steps=0", "--variable_schema=(?!head)", "--dataset=no_such_dataset")
     )
     assert process.stdout.startswith(
         "flags without effect: --train_summary_steps, --variable_schema ("
     )
-    assert process.returncode == 2 and "--dataset=folder:/none" in process.stderr
+    assert process.returncode == 2 and "--dataset=no_such_dataset" in process.stderr
+
+
+def test_missing_image_folders_are_reported_before_tensorflow_is_loaded():
+    process = run_program("--dataset=folder:/none")
+    assert process.returncode == 2 and process.stdout == ""
+    assert "--dataset=folder:/none: the directory does not exist." in process.stderr
 
 
 def test_parsed_flags_are_converted_to_a_config():

@@ -29,7 +29,7 @@ from checkpoints import inspection, restoring, training_log, weight_files
 from checkpoints.lock import Lock
 from config import Config, settings_with
 from probing import features
-from runtime import devices, rng
+from runtime import devices, rng, storage
 from runtime.errors import UserError
 from sources import datasets, digits
 from support import runs
@@ -156,6 +156,8 @@ def test_a_run_announces_its_inputs_and_phases(complete_run):
             r"training: 4 steps \(2 epochs\), learning rate 0\.0025 after 20 warm-up steps;"
             r" examples: .*views.png"
         ),
+        # a SavedModel and two checkpoints, with a momentum for each trainable parameter
+        r"disk space: 0\.1 GB for 2 checkpoints and the SavedModel",
         "compiling the training step",
         "evaluating step 4: linear head",
         "evaluating step 4: frozen encoder",
@@ -228,11 +230,43 @@ def test_a_resumed_run_matches_an_uninterrupted_run(complete_run, tmp_path):
     np.testing.assert_equal(weights(tmp_path, 4), weights(complete_run[0], 4))
 
 
-def test_a_finished_run_is_not_trained_again(complete_run):
-    before = (complete_run[0] / "ckpt-4.index").stat().st_mtime_ns
-    log = run(complete_run[0], train_steps=4, linear_head_learning_rate=0.1)
-    assert "resumed at step 4" in log
-    assert (complete_run[0] / "ckpt-4.index").stat().st_mtime_ns == before
+def test_a_finished_run_only_computes_what_is_missing(complete_run):
+    directory = complete_run[0]
+    files = [directory / name for name in ("ckpt-4.index", "saved_model/4/saved_model.pb")]
+    times = [file.stat().st_mtime_ns for file in files]
+    before = storage.read_json(f"{directory}/result.json")
+
+    def repeat(expected, mode="train_then_eval", **settings):
+        settings.update(train_steps=4, linear_head_learning_rate=0.1, eval_projections=True)
+        log = run(directory, with_export=True, mode=mode, **settings)
+        assert re.findall("evaluating step 4: (.*)", log) == expected
+        return log, storage.read_json(f"{directory}/result.json")
+
+    log, results = repeat([], eval_baselines=True, eval_protocol="knn")
+    assert "ckpt-4; the run is finished (to train longer, " in log and "exporting" not in log
+    assert results == before and [file.stat().st_mtime_ns for file in files] == times
+    log, results = repeat(["contrastive loss"], eval_protocol="contrastive,lbfgs")
+    assert "exporting" in log and results.keys() == before.keys()
+    record, earlier = results["computed_from"], before["computed_from"]
+    assert record == {**earlier, "eval_protocol": "linear_head,lbfgs,knn,contrastive"}
+    # An evaluation repeats the protocols that the user named.
+    log, results = repeat(["frozen encoder"], "eval", eval_protocol="knn", eval_timeout=0.5)
+    assert results["computed_from"] == record and metrics.LBFGS in results
+
+
+def test_predictions_and_baselines_are_added_to_a_finished_run(complete_run, tmp_path):
+    settings = dict(mode="train_then_eval", train_steps=4, linear_head_learning_rate=0.1)
+    shutil.copytree(complete_run[0], tmp_path, dirs_exist_ok=True)
+    log = run(tmp_path, save_predictions=True, **settings)
+    assert "evaluating step 4: linear head" in log and (tmp_path / "predictions_4.npz").exists()
+    file = tmp_path / "result_4.json"
+    results = json.loads(file.read_text())
+    del results["checksum"], results[f"{metrics.KNN}/raw_pixels"]
+    file.write_text(json.dumps(results))
+    settings["eval_protocol"] = "knn"
+    assert "evaluating" not in run(tmp_path, **settings)
+    assert "evaluating step 4: frozen encoder" in run(tmp_path, eval_baselines=True, **settings)
+    assert f"{metrics.KNN}/raw_pixels" in runs.read_results(file)
 
 
 @pytest.fixture
@@ -504,6 +538,16 @@ def test_unsuitable_settings_are_reported(settings, warning):
     # Supervised training does not need large batches.
     no_warnings = dict(train_mode="supervised", linear_head_learning_rate=None, train_batch_size=16)
     assert checks.advice(context.replace(config=config.replace(**no_warnings))) == []
+
+
+@pytest.mark.parametrize("red, is_gray", [(9, True), (99, False)])
+def test_gray_images_are_reported(red, is_gray, tmp_path):
+    for number in range(32):
+        image = tf.fill([9, 9, 3], np.uint8(7 * number)) + tf.constant([red, 5, 5], tf.uint8)
+        tf.io.write_file(str(tmp_path / f"{number}.png"), tf.io.encode_png(image))
+    settings = dict(dataset=f"folder:{tmp_path}", train_split="train", train_mode="supervised")
+    lines = checks.advice(make_context(Config(**{**TINY, **settings})))
+    assert any("the sampled images are gray" in line for line in lines) == is_gray
 
 
 @pytest.mark.parametrize("classes, has_top_5", [(2, False), (5, False), (6, True)])

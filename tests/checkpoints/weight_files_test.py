@@ -278,6 +278,21 @@ def test_newest_saved_model_of_a_run_is_used(saved_models, tmp_path):
     )
 
 
+def test_names_of_published_networks_are_found_in_the_authors_storage(
+    saved_models, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(weight_files, "_PUBLISHED", str(tmp_path / "bucket"))
+    name = "simclrv2/finetuned_10pct/r50_1x_sk0"
+    target = tmp_path / "bucket" / name / "saved_model"
+    target.parent.mkdir(parents=True)
+    target.symlink_to(saved_models["ours"])
+    monkeypatch.chdir(tmp_path)
+    assert weight_files.locate(name) == (f"{target}/variables/variables", True)
+    (tmp_path / name).mkdir(parents=True)  # An existing local path takes precedence.
+    with pytest.raises(UserError, match=f"--checkpoint={name}: this directory contains neither"):
+        weight_files.locate(name)
+
+
 @pytest.mark.parametrize("selector, rejected", [(-1, True), (0, False)])
 def test_classifier_on_a_projection_layer_requires_the_projection_weights(
     selector, rejected, tmp_path

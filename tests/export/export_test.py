@@ -392,7 +392,8 @@ def test_archive_contains_the_saved_model_and_is_described_by_its_model_card(
     assert tree(tmp_path) == tree(pathlib.Path(saved_model)) == set(saving.FILES)
     card = (run_dir / "simclr.md").read_text()
     for text in (
-        "# resnet10",
+        "---\nlibrary_name: tf-keras\n",
+        "\ntags: [simclr, self-supervised-learning, contrastive-learning]\n---\n\n# resnet10",
         "--num_proj_layers=2",
         "4 steps",
         "10 (kind 0",
@@ -555,8 +556,8 @@ def test_embed_accepts_runs_and_pytorch_files(saved_model, run_dir, photos, tmp_
     cli.main(["torch", f"--checkpoint={run_dir}", f"--out={torch}"])
     vectors = []
     for model in (saved_model, str(run_dir), torch):
-        embedding.embed(model, [str(photos / "a.jpg")], str(tmp_path / "v.npz"))
-        vectors.append(np.load(tmp_path / "v.npz")["vectors"])
+        embedding.embed(model, [str(photos / "a.jpg")], out := f"{tmp_path}/{len(vectors)}.npz")
+        vectors.append(np.load(out)["vectors"])
     np.testing.assert_allclose(vectors[1:], vectors[:1] * 2, rtol=1e-5, atol=1e-6)
 
 
@@ -727,14 +728,29 @@ def test_embed_leaves_no_files_if_stopped_by_a_signal(
 
 
 @pytest.mark.parametrize("suffix", ["npz", "csv", "parquet"])
-def test_embed_on_a_full_disk_keeps_the_existing_file(suffix, photos, tmp_path, monkeypatch, fails):
+def test_embed_on_a_full_disk_leaves_no_file(suffix, photos, tmp_path, monkeypatch, fails):
     out = tmp_path / f"v.{suffix}"
-    out.write_text("older")
     networks.replace_network(monkeypatch, lambda images: tf.zeros([len(images), 3]))
     monkeypatch.setattr(os, "replace", no_space)
     words = "No space left on device. Free disk space"
     fails(words, inference_cli.main, ["embed", "model", str(photos), f"--out={out}"])
-    assert out.read_text() == "older" and list(tmp_path.iterdir()) == [out]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "command, name, existing",
+    [
+        ("embed", "v.npz", "v.npz"),
+        ("predict", "v.csv", "v.csv"),
+        ("gallery", "g.html", "g.html"),
+        ("gallery", "g.html", "g.pairs.csv"),
+    ],
+)
+def test_existing_files_are_kept(command, name, existing, photos, tmp_path, fails):
+    (tmp_path / existing).write_text("older")
+    words = f"--out={tmp_path / existing}: the path exists. Use another path"
+    fails(words, inference_cli.main, [command, "MODEL", str(photos), f"--out={tmp_path / name}"])
+    assert (tmp_path / existing).read_text() == "older" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_failed_export_leaves_no_files(quick_save, tmp_path, monkeypatch, fails):
@@ -756,7 +772,7 @@ def test_export_dir_may_be_empty_or_have_an_unusual_name(
     if name == "empty":
         (tmp_path / "empty").mkdir()
     cli.main(["--checkpoint=run", f"--export_dir={name}"])
-    assert capsys.readouterr().out == f"SavedModel: {name}\n"
+    assert capsys.readouterr().out == f"exporting the SavedModel\nSavedModel: {name}\n"
     assert tree(tmp_path / name) == set(saving.FILES)
     assert not list(tmp_path.glob(f"{storage.TEMP_PREFIX}*"))
 
@@ -833,7 +849,7 @@ def test_predictions_without_a_classifier_name_the_command_that_trains_one(
         ("embed m . --out=v.npz", "no images found"),
         ("embed m PHOTOS --out=gs://v.npz", "--out=gs://v.npz: only local paths"),
         ("embed m PHOTOS --out=v.txt", "ends in .npz or .csv or .parquet"),
-        ("embed m PHOTOS --out=no/where/v.csv", "no/where does not exist"),
+        ("embed m PHOTOS --out=PHOTOS/a.jpg/v.csv", "a.jpg is not a writable directory"),
         ("embed m PHOTOS --out=v.npz --nope=\x1b", "unrecognized arguments: --nope=\\x1b"),
         ("embed m PHOTOS --out=v.npz --image_size=\u00b2", "--image_size: invalid int value"),
         ("embed . PHOTOS --out=v.npz", "MODEL=.: "),

@@ -179,8 +179,8 @@ def test_gallery_supports_small_folders_and_spreadsheets_do_not_evaluate_names(c
 def test_gallery_supports_equal_vectors_and_zero_vectors(photos, tmp_path):
     for value in (0.0, 1.0):
         write_vectors(photos, tmp_path / "v.npz", lambda path, value=value: np.full(4, value))
-        run_gallery(photos, tmp_path / "v.npz", tmp_path / "g.html")
-        text = (tmp_path / "g.html").read_text()
+        run_gallery(photos, tmp_path / "v.npz", page := tmp_path / "new" / f"{value}.html")
+        text = page.read_text()
         assert (
             f"before the mean vector is subtracted: {value:.3f}" in text
             and ("collapsed</b>" in text) == (value == 1)

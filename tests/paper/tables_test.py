@@ -22,7 +22,7 @@ from checkpoints.lock import InUse, Lock
 from checkpoints.records import Record
 from paper import figures, runner, schedule, studies, tables
 from paper.runner import Runner
-from runtime import signals
+from runtime import signals, version
 from runtime.errors import JobFailed, Stopped, TrainingDiverged, UserError
 from runtime.paths import slug
 from support import ROOT, processes
@@ -133,6 +133,7 @@ def test_only_flag_selects_all_seeds_or_one_seed_of_a_run(only, seeds, calls, tm
 @pytest.mark.parametrize(
     "arguments, words",
     [
+        ("run", "table: no table is selected. Use names from `list`, or all."),
         ("run flip flop", "table=flop: unknown table"),
         ("run flip --only=color/1_2", "--only=color/1_2: the tables have no such run at the small"),
         ("run flip --only=flip/with_seed_2", "--only=flip/with_seed_2: the tables have no such"),
@@ -265,7 +266,7 @@ def test_parameters_are_counted_in_the_newest_checkpoint(tmp_path, write_network
 
 def test_the_version_is_unknown_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "/none")
-    assert records.version() == ""
+    assert version.revision() == ""
 
 
 def test_recorded_seconds_include_all_attempts(calls, tmp_path, monkeypatch):
@@ -418,10 +419,15 @@ def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(
     monkeypatch.setattr(runner, "time", types.SimpleNamespace(sleep=kill))
     with processes.holding_lock(directory, "--dir", "run.lock") as other:
         lines = program("run", "flip").splitlines()
-    assert f"postponed flip, with: flip, with is in progress in process {other.pid} on " in lines[0]
-    assert [line.split(" (")[0] for line in lines[1:]] == [
+    assert lines[0] == f"2 runs, 2 to execute, in {tmp_path}/small"
+    assert f"postponed flip, with: flip, with is in progress in process {other.pid} on " in lines[1]
+    assert re.match("1 runs left; expected end: 2.* \\(in 0:00:", lines[4])
+    texts = [line.split(" (")[0].partition(": /")[0] for line in [*lines[2:4], *lines[5:]]]
+    assert texts == [
+        "running flip, without; output",
         "1/2  flip, without: 0.5100",
         "waiting for other processes; postponed runs: 1",
+        "running flip, with; output",
         "2/2  flip, with: 0.5200",
     ]
 
@@ -578,10 +584,14 @@ def test_subcommands_list_studies_and_print_paper_results_and_commands(capsys, f
         return capsys.readouterr().out
 
     listed = printed("list")
-    assert all(name in listed for name in studies.STUDIES)
+    assert all(f"\n{name} " in listed for name in studies.STUDIES)
+    assert max(map(len, listed.splitlines())) <= 80
+    assert re.search("^pairs +9 +3 +49  Figure 5$", listed, re.MULTILINE)
+    assert re.search("^transfer_1x +0 +60  Table B.5$", listed, re.MULTILINE)
     assert "NT-Xent                 top-1 63.9" in printed("show", "losses")
     fails("table=flop: unknown table", tables.main, ["show", "flop"])
-    comment, _, without = printed("commands", "flip").splitlines()
+    assert "--flagfile=paper/recipes/study_small.cfg" in printed("commands", "flip")
+    comment, _, without = printed("commands", "flip", "--scale=paper").splitlines()
     assert comment == "# stage 1 (2 runs): no dependencies"
     run = studies.find_run(("flip", "without"))
     assert shlex.split(without) == [
@@ -591,6 +601,6 @@ def test_subcommands_list_studies_and_print_paper_results_and_commands(capsys, f
         "--norandom_flip",
         f"--model_dir={Runner('runs/tables', 'paper').directory(run)}",
     ]
-    probes = printed("commands", "probes")
+    probes = printed("commands", "probes", "--scale=paper")
     assert probes.count("python run.py") == probes.count(" && python -m paper.probes") == 4
     assert "--dataset=imagenet2012" in probes and probes.count("/probes.json\n") == 4

@@ -1,5 +1,6 @@
 """Console output, and reports of errors and signals by all commands."""
 
+import datetime
 import errno
 import io
 import os
@@ -51,6 +52,20 @@ def test_progress_lines_are_printed_at_intervals_and_at_the_end(
     assert [line.split("/")[0] for line in lines] == [f"step {step}" for step in [*expected, "10"]]
     assert lines[-1] == "step 10/10  100%  0:00:00 left  32 images/s  loss 5.250"
     assert not expected or "? left" in lines[0] and "0:00:04 left" in lines[1]
+
+
+@pytest.mark.parametrize("seconds_per_step, is_long", [(1, False), (10, True)])
+def test_the_end_of_a_long_training_is_announced_once(seconds_per_step, is_long, capsys):
+    bar = progress.Progress(start=0, total=100, batch_size=32)
+    for step in (10, 20, 30):
+        bar.update(step, 10 * seconds_per_step, {}, timed=step > 10)
+    lines = re.findall(r"expected end of training: (.*) \(in (.*)\)\n", capsys.readouterr().out)
+    if is_long:
+        ((end, duration),) = lines
+        left = datetime.datetime.fromisoformat(end) - datetime.datetime.now()
+        assert duration == "0:13:20" and abs(left.total_seconds() - 800) < 90
+    else:
+        assert lines == []
 
 
 HOSTILE, ESCAPED = "\x1b[31m\x07\x9b\u202e\udcff\r\t", r"\x1b[31m\x07\x9b\u202e\udcff\r\t"

@@ -1,0 +1,65 @@
+"""Estimate of the memory that training requires, and memory of the machine."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+
+import psutil
+
+import resnet
+from config import Config
+
+_PROCESS_BYTES = 1.3e9  # for TensorFlow and the compiled functions
+_COPIES_OF_WEIGHTS = 4  # the value, the gradient, the momentum and a temporary copy
+_COPIES_OF_IMAGES = 3  # the batch, and those that the input pipeline prepares
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def estimate(config: Config, batch_size: int) -> float:
+    """Returns the estimated peak memory use of training, in bytes.
+
+    For the backward pass, each convolution stores its output and the normalized output. The
+    gradients of both are stored for one layer at a time. See docs/training.md for measured values.
+
+    Args:
+      config: settings.
+      batch_size: number of images per batch.
+    """
+    stride = 1 if config.cifar_stem else 2
+    # sides of the outputs of the stem and of the block groups
+    sides = [config.image_size / stride**power for power in (1, 2)]
+    sides += [sides[1] / 2**group for group in (1, 2, 3)]
+    outputs, weights = [0.0], 0
+    for spec in resnet.layer_specs(
+        *resnet.DEPTHS[config.resnet_depth],
+        config.width_multiplier,
+        config.cifar_stem,
+        config.sk_ratio,
+        config.se_ratio,
+    ):
+        weights += math.prod(spec.shape)
+        group = int(spec.key.split("/")[1]) + 1 if spec.key.startswith("block_groups") else 0
+        if spec.kind == resnet.BATCH_NORM and group > config.fine_tune_after_block:
+            copies = (
+                2 if "batch_norm_relu/" in spec.key else 1
+            )  # Selective kernels weight their outputs.
+            outputs.append(copies * spec.shape[-1] * sides[group] ** 2)
+    views = 2 if config.pretraining else 1
+    stored = min(config.micro_batch_size or batch_size, batch_size) * views
+    value_bytes = 4 if config.precision == "float32" else 2
+    return (
+        _PROCESS_BYTES
+        + 4 * weights * _COPIES_OF_WEIGHTS
+        + 12 * config.image_size**2 * batch_size * views * _COPIES_OF_IMAGES
+        + 2 * value_bytes * (sum(outputs) + max(outputs)) * stored
+    )
+
+
+def limits() -> tuple[float, float]:
+    """Returns the total and the available memory of the machine or the container, in bytes."""
+    memory = psutil.virtual_memory()
+    texts = [pathlib.Path(path).read_text() for path in filter(os.path.exists, _CGROUP_LIMITS)]
+    total = min([memory.total, *(int(text) for text in texts if text.strip().isdigit())])
+    return total, min(total, memory.available)

@@ -1,0 +1,33 @@
+"""Versions of the program and of its environment."""
+
+import contextlib
+import functools
+import importlib.metadata
+import os
+import platform
+import subprocess
+
+VERSION = "1.0.0"
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def revision() -> str:
+    """Returns the Git revision. A trailing + indicates uncommitted changes. Empty outside a repository."""
+    if not os.path.exists(os.path.join(_ROOT, ".git")):
+        return ""
+    with contextlib.suppress(OSError):  # Git is not installed.
+        git = ("git", "describe", "--always", "--abbrev=10", "--dirty=+")
+        return subprocess.run(git, cwd=_ROOT, capture_output=True, text=True).stdout.strip()
+    return ""
+
+
+@functools.cache
+def describe() -> str:
+    """Returns the versions of the program, tf-keras (the same as that of TensorFlow) and Python in one line."""
+    return ", ".join(
+        [
+            f"simclr-tf2 {VERSION} {revision()}".strip(),
+            f"tf-keras {importlib.metadata.version('tf-keras')}",
+            f"Python {platform.python_version()}",
+        ]
+    )

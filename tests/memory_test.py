@@ -1,0 +1,73 @@
+import pathlib
+import re
+
+import pytest
+
+import checks
+from config import Config
+from large_batch import memory
+from runtime import devices
+from runtime.errors import UserError
+from support.runs import make_context
+
+TRAINING = pathlib.Path(__file__).resolve().parents[1] / "docs/training.md"
+DEFAULT = Config(
+    dataset="digits", mode="train", model_dir="runs/memory"
+)  # a ResNet-50 with 512 images of 224 pixels
+
+
+def measurements():
+    """Yields the settings and the peak, in GB, in the rows of the table in docs/training.md."""
+    row = r"\| ResNet-(\d+) \| (\d+) \| (\d+) \| (.*?) \| ([\d.]+) GB \| ([\d.]+) GB \|"
+    for *numbers, flags, estimate, peak in re.findall(row, TRAINING.read_text()):
+        depth, image_size, batch = map(int, numbers)
+        settings = dict(resnet_depth=depth, image_size=image_size, train_batch_size=batch)
+        for name, value in re.findall(r"--(\w+)=(\w+\.?\d*)", flags):
+            kind = type(getattr(DEFAULT, name))
+            settings[name] = value if name == "precision" else kind(value)
+        yield settings, float(estimate), float(peak)
+
+
+def test_estimates_are_within_25_percent_of_measurements():
+    rows = list(measurements())
+    assert len(rows) == 17
+    for settings, estimate, peak in rows:
+        needed = memory.estimate(Config(**settings), settings["train_batch_size"]) / 1e9
+        assert needed == pytest.approx(peak, rel=0.25)
+        assert needed == pytest.approx(estimate, abs=0.05)
+
+
+def test_frozen_blocks_store_no_activations():
+    frozen = DEFAULT.replace(train_mode="finetune", fine_tune_after_block=4)
+    images = 512 * 3 * 12 * 224**2
+    expected = 1.3e9 + images + 16 * 23.5e6  # 23.5 million weights
+    assert memory.estimate(frozen, 512) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("total, available", [(60e9, 50e9), (100e9, 50e9)])
+def test_batches_that_do_not_fit_are_reported(monkeypatch, capsys, total, available):
+    monkeypatch.setattr(memory, "limits", lambda: (total, available))
+    message = "--train_batch_size=512: training needs about 97 GB of memory, but only {:.0f} GB are"
+    if total < 97e9 / 1.25:
+        with pytest.raises(UserError, match=message.format(total / 1e9)):
+            checks.check(make_context(DEFAULT))
+    else:
+        checks.check(make_context(DEFAULT))
+        assert f"warning: {message.format(available / 1e9)}" in capsys.readouterr().out
+
+
+def test_memory_of_accelerators_only_results_in_a_warning(monkeypatch, capsys):
+    monkeypatch.setattr(memory, "limits", lambda: (1e9, 1e9))
+    monkeypatch.setattr(devices, "accelerator_memory", lambda use_tpu: 40e9)
+    checks.check(make_context(DEFAULT))
+    assert "needs about 97 GB of memory, but only 40 GB are available" in capsys.readouterr().out
+
+
+def test_limit_of_a_container_counts(monkeypatch, tmp_path):
+    total, available = memory.limits()
+    assert 0 < available <= total
+    (tmp_path / "max").write_text("1000000\n")
+    (tmp_path / "none").write_text("max\n")
+    paths = [str(tmp_path / name) for name in ("max", "none", "missing")]
+    monkeypatch.setattr(memory, "_CGROUP_LIMITS", paths)
+    assert memory.limits() == (1e6, 1e6)
