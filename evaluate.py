@@ -317,18 +317,18 @@ class Evaluator:
             filter(None, dict.fromkeys([*earlier_names, *config.eval_protocols]))
         )
         suffixes = [*self._encoders, *[metrics.UNTRAINED, _RAW] * config.eval_baselines]
-        is_sample = "contrastive" not in config.eval_protocols
+        explicit = set(config.eval_protocols)
         is_complete = {
             "linear_head": {LINEAR_TOP_1, MEAN_PRECISION} & results.keys()
             and not config.save_predictions,
             "lbfgs": {LBFGS + suffix for suffix in suffixes} <= results.keys(),
             "knn": {KNN + suffix for suffix in suffixes} <= results.keys(),
             "contrastive": metrics.CONTRAST_LOSS in results
-            and (is_sample or "contrastive" in earlier_names),
+            and "contrastive" not in explicit - set(earlier_names),
         }
-        if config.mode != "train_then_eval":  # A sample does not replace all images.
-            is_complete = {"contrastive": is_complete["contrastive"] and is_sample}
-        bits = [int(bool(is_complete.get(name))) for name in EVAL_PROTOCOLS]
+        # In an evaluation, contrastive values of a sample do not replace those of all images.
+        kept = names if config.mode == "train_then_eval" else {"contrastive"} - explicit
+        bits = [int(name in kept and bool(is_complete[name])) for name in EVAL_PROTOCOLS]
         bits = workers.gather_integers(bits, self._strategy).max(0)  # those of the chief
         names -= {name for name, bit in zip(EVAL_PROTOCOLS, bits) if bit}
         return {**results, "global_step": step, computed_from.KEY: record}, names

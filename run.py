@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import os
 import random
 import sys
@@ -28,10 +27,9 @@ flags.adopt_module_key_flags(config_lib)
 
 def parse_flags(argv: list[str]) -> list[str]:
     """Parses the command line with absl. On error, prints one line and exits with status 2."""
-    argv, warnings = config_lib.find_recipes(argv), io.StringIO()
+    argv = config_lib.find_recipes(argv)
     try:
-        with contextlib.redirect_stderr(warnings):
-            rest = flags.FLAGS(argv)
+        rest = flags.FLAGS(argv)
     except flags.CantOpenFlagFileError as error:
         _fail(f"--flagfile: {str(error.__context__ or error)}. Check its path and permissions.")
     except flags.Error as error:
@@ -40,10 +38,6 @@ def parse_flags(argv: list[str]) -> list[str]:
         _fail(
             f"--flagfile: a flag file cannot be read as text ({first_line(error)}). Save it as"
             " UTF-8."
-        )
-    if warnings.getvalue():  # absl ignores a flag file that includes itself, and prints a warning.
-        _fail(
-            f"--flagfile: {warnings.getvalue().strip()}. Remove the --flagfile line from that file."
         )
     if rest[1:]:
         _fail(f"{rest[1]!r} is not a flag. Write settings as --name=value.")

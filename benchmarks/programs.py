@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import pathlib
-import platform
 import resource
 import subprocess
 import sys
@@ -31,14 +30,14 @@ import objective
 import train
 from benchmarks import inputs
 from benchmarks.measure import repeated
-from checkpoints import restoring
+from checkpoints import records, restoring
 from checkpoints.run_directory import RunContext
 from inference import similarity
 from large_batch import blocked_nt_xent
 from probing import features
 from probing import logistic_regression as linear
 from probing import mlp as mlp_lib
-from runtime import child_processes, signals
+from runtime import signals, version
 from sources import datasets
 from sources.source import Source
 from transfer import linear_evaluation
@@ -71,12 +70,8 @@ Implementation = Callable[[int], Any]
 
 
 def machine() -> Implementation:
-    """Returns a dict with the processor, its cores, the GPUs and the software versions."""
-    gpus = tf.config.list_physical_devices("GPU")
-    processor, cores = child_processes.cpu_info()
-    names = [tf.config.experimental.get_device_details(gpu)["device_name"] for gpu in gpus]
-    versions = dict(python=platform.python_version(), tensorflow=tf.__version__)
-    line = dict(processor=processor, cores=cores, gpus=names, **versions)
+    """Returns a dict with the processor and the accelerators, and the versions of the software."""
+    line = dict(processor=records.machine(), versions=version.describe())
     return lambda calls: {"machine": line}
 
 

@@ -10,7 +10,7 @@ import tarfile
 from export import model_card, saving
 from runtime import console, signals, storage
 from runtime.errors import UserError
-from runtime.paths import check_path, check_weights_path, check_writable_parent
+from runtime.paths import check_path, check_weights_path
 
 _SUFFIX = ".tar.gz"
 
@@ -32,7 +32,6 @@ def export_checkpoint(
     """
     checkpoint = check_weights_path("checkpoint", checkpoint)
     export_dir = check_path("export_dir", export_dir)
-    check_writable_parent("--export_dir", export_dir, create_parents=True)
     storage.check_new("--export_dir", export_dir)
     if archive:
         archive = _check_archive(archive, export_dir)
@@ -52,7 +51,6 @@ def _check_archive(archive: str, export_dir: str) -> str:
             f"--archive={archive}: not a valid archive name. Use a local path FILE{_SUFFIX} and a"
             " local --export_dir."
         )
-    check_writable_parent("--archive", archive, create_parents=True)
     for path in (archive, f"{stem}.md"):
         storage.check_new("--archive", path)
         if pathlib.Path(path).resolve().is_relative_to(pathlib.Path(export_dir).resolve()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable
@@ -147,8 +146,11 @@ def export(
         digest=info.file.digest(),
     )
     recorded = storage.read_json(os.path.join(export_dir, weight_files.DESCRIPTION_FILE))
-    is_equal = recorded == json.loads(json.dumps(description))
-    if unless_equal and is_equal and tf.io.gfile.exists(os.path.join(export_dir, FILES[0])):
+    if (
+        unless_equal
+        and recorded == description
+        and tf.io.gfile.exists(os.path.join(export_dir, FILES[0]))
+    ):
         return
     console.log("exporting the SavedModel")
     is_remote = "://" in export_dir

@@ -13,7 +13,7 @@ from checkpoints import restoring, torch_names
 from export import torch_card
 from runtime import console, signals, storage
 from runtime.errors import UserError
-from runtime.paths import check_path, check_weights_path, check_writable_parent
+from runtime.paths import check_path, check_weights_path
 
 _CODE = pathlib.Path(__file__).with_name("torch_resnet.py")
 
@@ -46,7 +46,6 @@ def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None)
     files = {part: f"{stem}.{part}{suffix}" for part in ("projection_head", "linear_head")}
     files["encoder"] = out
     for path in (code, card, *files.values()):
-        check_writable_parent("--out", path, create_parents=True)
         if (
             path != code
             or os.path.exists(code)

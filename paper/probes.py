@@ -20,7 +20,6 @@ import argparse
 import os
 
 from runtime import command_line, console, tensorflow_startup
-from runtime.errors import UserError
 from runtime.paths import check_paths, check_writable_parent
 
 _PROBES = "color,rotation,noise,sobel"
@@ -61,10 +60,6 @@ def main(argv: list[str] | None = None) -> None:
 
         check_paths(arguments, "checkpoint", "out")
         check_writable_parent("--out", arguments.out)
-        if arguments.out and os.path.isdir(arguments.out):
-            raise UserError(
-                f"--out={arguments.out}: the path is a directory. Pass the path of a file."
-            )
         model, size = common.load(arguments.checkpoint)
         config = common.parse_flags(arguments.flags, dataset=arguments.dataset, image_size=size)
         probes = [name.strip() for name in arguments.probes.split(",") if name.strip()]

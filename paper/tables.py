@@ -57,7 +57,6 @@ from runtime.errors import UserError, first_line
 from runtime.paths import check_paths
 
 _RECORDED = pathlib.Path(__file__).parents[1] / "docs/tables/small"
-_WIDTH = 78
 _LEGEND = """
 small, paper: number of runs at each scale
 min/run: median duration on two CPU cores at the small scale, if recorded
@@ -76,7 +75,7 @@ def _list() -> None:
         small, paper = (len(study.runs_at(scale)) for scale in ("small", "paper"))
         lines.append(f"{name:20}{small:5}{minutes:>10}{paper:8}  {study.source}")
     title = f"{'study':20}{'small':>5}{'min/run':>10}{'paper':>8}  source"
-    console.log("\n".join([title, "-" * _WIDTH, *lines, _LEGEND]))
+    console.log("\n".join([title, "-" * 78, *lines, _LEGEND]))
 
 
 def _show(names: Sequence[str]) -> None:

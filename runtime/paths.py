@@ -127,29 +127,24 @@ def check_out(out: str, suffixes: Sequence[str]) -> str:
             f"--out={out}: unsupported format. Use a file name that ends in"
             f" {' or '.join(suffixes)}."
         )
-    check_writable_parent("--out", out, create_parents=True)
+    check_writable_parent("--out", out)
     if os.path.lexists(out):
         raise UserError(f"--out={out}: the path exists. Use another path, or delete this one.")
     return out
 
 
-def check_writable_parent(flag: str, path: str | None, create_parents: bool = False) -> None:
-    """Raises `UserError` if no file can be created at `path`. Ignores None and remote paths.
+def check_writable_parent(flag: str, path: str | None) -> None:
+    """Raises `UserError` if no file can be created at `path`, even after its missing parents are created.
 
-    Args:
-      flag: name of the flag, with dashes, for error messages.
-      path: path of the file to create.
-      create_parents: whether the caller creates missing parent directories.
+    Ignores None and remote paths. `flag` is the name of the flag, with dashes, for error messages.
     """
     if not path or "://" in path:
         return
     directory = os.path.dirname(path.rstrip("/")) or "."
-    while create_parents and not os.path.lexists(directory):
+    while not os.path.lexists(directory):
         directory = os.path.dirname(directory) or "."
     if not os.access(directory, os.W_OK | os.X_OK):
-        problem = (
-            "is not a writable directory. Fix its permissions"
-            if os.path.exists(directory)
-            else "does not exist. Create it"
+        raise UserError(
+            f"{flag}={path}: {directory} is not a writable directory. Fix its permissions, or choose"
+            " another directory."
         )
-        raise UserError(f"{flag}={path}: {directory} {problem}, or choose another directory.")

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from runtime.errors import UserError, first_line
+from runtime.paths import check_writable_parent
 
 # Prefix of the names of temporary files and directories, which are renamed when they are complete.
 TEMP_PREFIX = ".simclr_unfinished_"
@@ -157,7 +158,8 @@ def replacing(*paths: str) -> Iterator[list[str]]:
 
 
 def check_new(flag: str, path: str) -> None:
-    """Raises `UserError` if the path exists, unless it is an empty directory."""
+    """Raises `UserError` if the path exists, unless it is an empty directory, or if it cannot be created."""
+    check_writable_parent(flag, path)
     is_empty = tf.io.gfile.isdir(path) and not tf.io.gfile.listdir(path)
     if os.path.islink(path) or tf.io.gfile.exists(path) and not is_empty:
         raise UserError(f"{flag}={path}: the path exists. Use another path, or delete this one.")

@@ -16,7 +16,6 @@ from sklearn import datasets, manifold
 
 from paper import drawing, figures
 from sources.digits import digits_source
-from support.images import write_images
 
 
 @pytest.fixture
@@ -229,28 +228,6 @@ def test_tsne_plots_every_example_of_the_split(draw, network):
         assert manifold.trustworthiness(outputs[name].numpy(), points) > 0.6
 
 
-def test_seed_determines_the_ten_random_classes_in_the_tsne_figure(
-    tmp_path, draw, network, monkeypatch
-):
-    # t-SNE would take three seconds for the similar features of these images.
-    monkeypatch.setattr(manifold.TSNE, "fit_transform", lambda self, space: space[:, :2])
-    names = [f"class{index:02}/{number}.png" for index in range(14) for number in range(3)]
-    write_images(tmp_path / "images", *names)
-    flags = ["--split=train", "--flags=--image_size=8 --eval_batch_size=21"]
-    drawn = []
-    for seed in ([], ["--seed=1"], ["--seed=2"]):
-        rows, _ = draw(
-            "tsne",
-            f"--checkpoint={network[0]}",
-            f"--dataset=folder:{tmp_path / 'images'}",
-            *flags,
-            *seed,
-        )
-        drawn.append([row[0] for row in rows])
-        assert len(rows) == 30 and len(set(drawn[-1])) == 10
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
 def test_pairs_figure_is_plotted_from_a_csv_file(draw, table):
     lines = ["crop,crop,0.3", "crop,color,0.55", "color,crop,0.5"]
     rows, (axis,) = draw("pairs", table("first,second,accuracy", *lines))
@@ -389,29 +366,6 @@ def test_methods_figure_shows_the_results_of_the_paper_and_of_our_runs(draw, tab
     assert [row[0] for row in paper] == [*PAPER_METHODS]
     assert ours == ["ResNet-50 (1x)", "24", "SimCLR, ours", "0.69"]
     np.testing.assert_allclose(points_of(axis)["SimCLR, ours"], [(24, 69)])
-
-
-def test_labels_of_close_points_do_not_overlap():
-    figure, axis = plt.subplots()
-    points = [(0.5, 0.5), (0.5, 0.51), (0.52, 0.5), (0.5, 0.9)]
-    axis.scatter(*zip(*points))
-    axis.set(xlim=(0, 1), ylim=(0, 1))
-    drawing._label_points(axis, [(f"network {index}", point) for index, point in enumerate(points)])
-    assert [text.get_text() for text in axis.texts] == [f"network {index}" for index in range(4)]
-    boxes = [text.get_window_extent() for text in axis.texts]
-    assert not any(box.overlaps(other) for box, other in itertools.combinations(boxes, 2))
-    plt.close(figure)
-
-
-def test_parameters_figure_is_plotted_from_a_csv_file(draw, table):
-    lines = ["R50,24,0.69,1000 epochs", "R50 (2x),94,0.74,1000 epochs", "R18,11,0.5,100 epochs"]
-    csv_flag = table("network,million parameters,accuracy,group", *lines)
-    rows, (axis,) = draw("parameters", csv_flag)
-    assert [row[0] for row in rows] == ["R50", "R50 (2x)", "R18"] and axis.get_xscale() == "log"
-    points = points_of(axis)
-    assert list(points) == [text.get_text() for text in axis.get_legend().get_texts()]
-    np.testing.assert_allclose(points["1000 epochs"], [(24, 69), (94, 74)])
-    np.testing.assert_allclose(points["100 epochs"], [(11, 50)])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Reports: comparisons with the paper's results, significance tests, correlations, and HTML pages."""
 
-import html.parser
 import os
+import re
 import shutil
 import statistics
 import xml.etree.ElementTree
@@ -220,8 +220,9 @@ def test_findings_are_listed_with_intervals_and_results(tmp_path, program):
         " help | +1.1 | +2.0 | +1.9 to +2.2 | shows |\n| Temperature and l2 normalization (Table 5)"
         " | temperature 0.1 is better than 0.05 | +4.7 |  |  | not run |\n" in printed
     )
-    texts = Page(tmp_path / "small" / "report.html").texts
-    assert {"+1.9 to +2.2", "shows", "one seed"} <= set(texts) and texts.count("flips help") == 2
+    page = (tmp_path / "small" / "report.html").read_text()
+    assert all(f">{text}<" in page for text in ("+1.9 to +2.2", "shows", "one seed"))
+    assert page.count(">flips help<") == 2
     assert "### Findings" not in program("report", "flip", "losses")
 
 
@@ -389,49 +390,19 @@ def test_predictions_with_nan_or_with_differing_labels_are_rejected(
     fails("predictions.npz: ", tables.main, ["report", "transfer", f"--dir={tmp_path}"])
 
 
-class Page(html.parser.HTMLParser):
-    """HTML parser that checks the nesting of elements and collects texts and the attributes of all elements."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.open, self.texts, self.attributes = [], [], []
-        self.feed(path.read_text())
-        assert not self.open
-
-    def handle_starttag(self, tag, attributes):
-        self.attributes += attributes
-        if tag not in ("meta", "img", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert tag in ("img", "br") or self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-    def values(self, name):
-        """Returns the values of an attribute."""
-        return [value for attribute, value in self.attributes if attribute == name]
-
-
 def test_the_html_page_shows_the_same_as_the_markdown_file(tmp_path, program):
     finish_transfer_runs(tmp_path, (0.6, 0.9, 0.89))
     accuracies = dict.fromkeys(("1/8", "1/4", "1/2", "1", "1 + blur"), [0.5])
     finish_seeds(tmp_path, "color", accuracies)
     printed = program("report", "1", "flip", "transfer", "designs")
     folder = tmp_path / "small"
-    page = Page(folder / "report.html")
-    text, links = " ".join(page.texts), page.values("href")
-    assert {f"#{name}" for name in page.values("id")} >= set(links)
-    assert len(links) == 2 + 5  # the title, the findings and the studies
-    assert COMMIT in text and HARDWARE in text and "8 runs, which took 0:12:00 in total" in text
-    assert "--color_jitter_strength=0.125" in text and "-3.6" in text
-    assert "Not run" in text and "Fast AutoAug." in text
+    page, markdown = ((folder / f"report.{suffix}").read_text() for suffix in ("html", "md"))
+    for text in (COMMIT, HARDWARE, "8 runs, which took 0:12:00 in total", "Fast AutoAug.", "-3.6"):
+        assert text in page and text in markdown
+    images = re.findall(r'src="(.*?)"', page)
     # The run with flips is identical to a run of the study `color`.
-    assert page.values("src") == ["color.svg", "flip.svg", "transfer.svg"]
-    for image in page.values("src"):
+    assert images == ["color.svg", "flip.svg", "transfer.svg"]
+    for image in images:
         assert xml.etree.ElementTree.parse(folder / image).getroot().tag.endswith("svg")
-    markdown = (folder / "report.md").read_text()
     assert markdown.strip() in printed
     assert "| 1/8 | 59.6 | +0.0 | -3.6 | no |" in markdown
-    assert "![accuracies](color.svg)" in markdown
