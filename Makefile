@@ -9,7 +9,7 @@ PYTHON ?= $(call find_python,python3.12 python3.13 python3.11 python3.10 python3
 # the same file share fixtures, so they run in the same process.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
-.PHONY: quickstart try install help test test-all docs-check soak mutations test-tf2.15 test-all-tf2.15 test-torch test-browser lint clean
+.PHONY: quickstart try try-folder install help test test-all docs-check soak mutations test-tf2.15 test-all-tf2.15 test-torch test-browser lint clean
 
 define check_python
 @test -x $(@D)/bin/python || "$(PYTHON)" $(is_supported) 2>/dev/null || { \
@@ -34,14 +34,16 @@ quickstart: .venv/installed  ## installs the packages; pretrains, evaluates and 
 	.venv/bin/python run.py --flagfile=paper/recipes/digits.cfg
 
 export FOLDER
-try: .venv/installed  ## pretrains on your own images and shows similar ones: make try FOLDER='my photos'
-	@test -n "$$FOLDER" || { echo "make: FOLDER is not set. Run make try FOLDER='my photos'."; exit 2; }
+try: try-folder .venv/installed  ## pretrains on your own images and shows similar ones: make try FOLDER='my photos'
 	.venv/bin/python run.py --flagfile=paper/recipes/own_images.cfg --dataset="folder:$$FOLDER"
 	@run=$$(ls -td runs/*/ | head -1); printf '%s\n' "Open $${run}gallery.html in a browser. Next:" \
 		"  . .venv/bin/activate" \
 		"  python -m inference embed $$run '$$FOLDER' --out=vectors.csv" \
 		"  python run.py --flagfile=paper/recipes/own_images_finetune.cfg --dataset='folder:$$FOLDER' --checkpoint=$$run  # with class folders" \
 		"  tensorboard --logdir $$run"
+
+try-folder:
+	@test -n "$$FOLDER" || { echo "make: FOLDER is not set. Run make try FOLDER='my photos'."; exit 2; }
 
 install: .venv/installed  ## installs the packages in .venv
 
