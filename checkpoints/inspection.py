@@ -123,6 +123,8 @@ def inspect_checkpoint(
     origin, (config, classes) = read_origin(file), infer_config(file)
     network = {name: getattr(config, name) for name in settings_with("network")}
     recorded = {name: origin[name] for name in ("image_size", "eval_center_crop") if name in origin}
+    if origin.get("flags", {}).get("train_mode") == "pretrain":
+        recorded["label_fraction"] = 1.0  # Only the evaluation of the run used a subset.
     try:
         config = Config(**{**origin.get("flags", {}), **network, **recorded})
     except UserError as error:

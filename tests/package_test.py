@@ -1,6 +1,5 @@
 """Installs the package with pip in a virtual environment that also sees this environment's packages."""
 
-import pathlib
 import subprocess
 import sys
 import sysconfig
@@ -57,4 +56,4 @@ def test_the_package_can_be_installed_used_and_uninstalled(tmp_path):
     assert "(8, 8, 3)" in call(environment / "bin/python", "-c", LOADING, run_dir, image)
     call(*pip, "uninstall", "-q", "-y", "simclr-tf2")
     assert set(packages.iterdir()) == before
-    assert not list(pathlib.Path(environment, "bin").glob("simclr*"))
+    assert not list((environment / "bin").glob("simclr*"))

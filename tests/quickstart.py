@@ -1,4 +1,4 @@
-"""Runs `make quickstart` and compares its table with the README.
+"""Runs `make quickstart` and compares its table with docs/install.md.
 
     .venv/bin/python tests/quickstart.py
 
@@ -26,7 +26,7 @@ def read_rows(text: str) -> dict[str, float]:
 
 
 def find_differences(rows: dict[str, float], documented: dict[str, float]) -> list[str]:
-    """Returns one line for each difference from the README, and for each baseline that the encoder does not exceed."""
+    """Returns one line for each difference, and for each baseline that the encoder does not exceed."""
     lines = [
         f"{name}: {rows.get(name)} instead of {documented.get(name)}"
         for name in {**documented, **rows}
@@ -48,7 +48,7 @@ def find_differences(rows: dict[str, float], documented: dict[str, float]) -> li
 
 
 def main():
-    """Runs the quickstart and exits with status 1 if its table differs from the README's."""
+    """Runs the quickstart and exits with status 1 if its table differs from the documentation."""
     process = subprocess.Popen(["make", "quickstart"], cwd=_ROOT, stdout=subprocess.PIPE, text=True)
     output = []
     for line in process.stdout:
@@ -62,12 +62,12 @@ def main():
             " again."
         )
     differences = find_differences(
-        read_rows("".join(output)), read_rows((_ROOT / "README.md").read_text())
+        read_rows("".join(output)), read_rows((_ROOT / "docs/install.md").read_text())
     )
     print(
-        "\n".join(["differences from the README:", *differences])
+        "\n".join(["differences from docs/install.md:", *differences])
         if differences
-        else "the table matches the README"
+        else "the table matches docs/install.md"
     )
     sys.exit(bool(differences))
 

@@ -1,7 +1,6 @@
 """Checks the data in the figures and in their CSV files, and that invalid input is rejected."""
 
 import csv
-import itertools
 import statistics
 import xml.etree.ElementTree
 
@@ -123,19 +122,6 @@ def test_each_operator_is_plotted_with_three_random_samples(draw):
     original = np.clip(tf.image.resize(photograph, [160, 160], tf.image.ResizeMethod.BICUBIC), 0, 1)
     for image in shown["original"]:
         np.testing.assert_allclose(image, original, atol=1e-5)
-    for image in shown["color drop"]:
-        gray = original @ [0.2989, 0.587, 0.114]
-        np.testing.assert_allclose(image, np.repeat(gray[..., np.newaxis], 3, -1), atol=1e-5)
-    for image in shown["rotate"]:
-        assert min(np.abs(image - np.rot90(original, turns)).max() for turns in (1, 2, 3)) < 1e-5
-    for image in shown["cutout"]:
-        is_changed = np.abs(image - original).max(-1) > 1e-5
-        assert is_changed.any() and (image[is_changed] == 0.5).all()
-    for title in ("crop, resize", "color jitter", "Gaussian noise", "crop and color"):
-        assert all(
-            np.abs(image - other).max() > 0.05
-            for image, other in itertools.combinations(shown[title], 2)
-        )
 
 
 def test_histograms_count_every_pixel_value(draw, write_image):

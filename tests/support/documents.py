@@ -2,8 +2,10 @@
 
 import dataclasses
 import itertools
+import json
 import re
 import shlex
+import textwrap
 
 import config as config_lib
 from paper import schedule, studies
@@ -11,13 +13,14 @@ from support import ROOT
 
 DOCUMENTS = [
     "README.md",
-    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")),
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.[mi]*")),
     "benchmarks/README.md",
 ]
-# Commands and code that `make docs-check` does not execute: (document, start of the text) ->
+# Commands and code that `make docs-check` does not execute: (document, part of the text) ->
 # reason.
 NOT_EXECUTED = {
-    ("README.md", "make quickstart"): "installs packages, and trains for several minutes",
+    ("README.md", "make "): "installs packages, and trains for several minutes",
+    ("README.md", "python run.py --mode=train_then_eval"): "requires ImageNet and a TPU",
     ("docs/accelerators.md", "pip install"): "installs CUDA libraries",
     (
         "docs/accelerators.md",
@@ -27,9 +30,13 @@ NOT_EXECUTED = {
         "docs/clusters.md",
         "python -m paper.tables run few_labels",
     ): "requires ImageNet and accelerators",
-    ("docs/clusters.md", "CUDA_VISIBLE_DEVICES=$gpu python"): "requires ImageNet and four GPUs",
-    ("docs/data.md", "python -c"): "requires the archives of ImageNet",
+    ("docs/accelerators.md", "python run.py --mode=train_then_eval"): "requires a TPU",
+    ("docs/data.md", "python "): "requires ImageNet",
     ("docs/install.md", "pip "): "installs or downloads packages",
+    (
+        "docs/install.md",
+        'python -c "import simclr_tf2',
+    ): "tests/package_test.py installs the package",
     ("docs/install.md", "PIP_NO_INDEX=1"): "installs packages from a directory",
     ("docs/own_images.md", "git clone"): "installs packages",
     (
@@ -44,6 +51,14 @@ NOT_EXECUTED = {
         "docs/pytorch.md",
         "import torch_resnet",
     ): "requires PyTorch; `make test-torch` executes the code",
+    (
+        "docs/published_checkpoints.md",
+        "python -m checkpoints describe simclrv",
+    ): "downloads weights",
+    ("docs/published_checkpoints.md", "python -m inference"): "downloads weights",
+    ("docs/published_checkpoints.md", "python run.py --flagfile"): "downloads weights",
+    ("docs/published_checkpoints.md", "python -m transfer"): "downloads weights",
+    ("docs/published_checkpoints.md", "python -m export"): "downloads weights",
     ("docs/pytorch.md", "import torchvision"): "requires PyTorch, and downloads weights",
     ("docs/reliability.md", "python run.py ..."): "is not a complete command",
     ("docs/saved_models.md", "pip install"): "installs packages",
@@ -86,13 +101,15 @@ class Example:
         return [
             reason
             for (document, start), reason in NOT_EXECUTED.items()
-            if self.document == document and self.text.startswith(start)
+            if self.document == document and start in self.text
         ]
 
 
 def find_examples(document, text=None):
     """Returns the commands and the Python code in the indented and fenced blocks of a document, in order."""
     text = (ROOT / document).read_text() if text is None else text
+    if document.endswith(".ipynb"):
+        text = _notebook_as_markdown(text)
     examples, language, code, command, first = [], None, [], "", 0
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("```"):
@@ -111,6 +128,16 @@ def find_examples(document, text=None):
                     examples.append(Example(document, first, re.sub(r"\s+# .*", "", command)))
                 command = ""
     return examples
+
+
+def _notebook_as_markdown(text):
+    """Returns the code cells of a notebook, without those that install packages or only display files."""
+    cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if "outputs" in cell]
+    return "\n".join(
+        textwrap.indent(cell, "    ") if cell.startswith("%%bash") else f"```python\n{cell}\n```"
+        for cell in cells
+        if not cell.startswith("!") and "IPython" not in cell
+    )
 
 
 def arguments(command):
