@@ -66,7 +66,7 @@ def _html(text: str) -> str:
     converter = markdown.Markdown(extensions=["tables", "md_in_html", "toc"])
     body = converter.convert(text)
     return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>SimCLR: the paper\'s'
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>SimCLR: the paper\'s'
         f" tables</title><style>\n{_STYLE.read_text()}</style></head><body>\n{converter.toc}{body}"
         "</body></html>\n"
     )
