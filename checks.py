@@ -248,11 +248,12 @@ def _check_memory(context: RunContext) -> None:
         parts, (total, available) = workers.count_workers(), memory.limits()
     else:  # The estimate was compared with measurements on CPUs only.
         parts, total, available = context.strategy.num_replicas_in_sync, math.inf, accelerator
-    needed = memory.estimate(config, config.train_batch_size // parts)
-    is_impossible = needed > _MAX_MEMORY * total
+    needed = memory.estimate(config, parts)
+    # Of a run with checkpoints, perhaps nothing needs to be trained.
+    is_impossible = needed > _MAX_MEMORY * total and not context.recorded.has_checkpoints
     problem = (
-        f"--train_batch_size={config.train_batch_size}: training needs about {needed / 1e9:.0f} GB"
-        f" of memory, but only {(total if is_impossible else available) / 1e9:.0f} GB are available. Use a smaller"
+        f"--train_batch_size={config.train_batch_size}: training needs about {needed / 1e9:.1f} GB"
+        f" of memory, but only {(total if is_impossible else available) / 1e9:.1f} GB are available. Use a smaller"
         " --train_batch_size or --image_size, or set --micro_batch_size."
     )
     if is_impossible:
@@ -483,7 +484,8 @@ def advice(context: RunContext) -> list[str]:
             f" Use at least {_SMALL_BATCH}, with --micro_batch_size if memory is short."
         )
     side, chroma = _sample_images(config, source)
-    if isinstance(source, FolderSource) and chroma <= _MAX_GRAY_CHROMA:
+    distorts = config.uses_pretraining_augmentation and config.color_jitter_strength
+    if distorts and isinstance(source, FolderSource) and chroma <= _MAX_GRAY_CHROMA:
         lines.append(
             "the sampled images are gray, so saturation, hue and the conversion to gray do not"
             " change them"

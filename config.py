@@ -939,7 +939,7 @@ class Config:
 
         The name depends only on `identity`, so running the same command again resumes the run.
         """
-        name = slug(self.dataset.strip("/").rsplit(":", 1)[-1]).strip("_")[-40:]
+        name = slug(self.dataset.strip("/").rsplit(":", 1)[-1]).strip("._")[-40:]
         return hashed_name(f"runs/{name}_{self.network_name}", self.identity())
 
     def replace(self, **changes: Any) -> Config:
@@ -1270,8 +1270,8 @@ def format_help(flag_values: flags.FlagValues = flags.FLAGS) -> str:
 
 
 def find_recipes(arguments: list[str]) -> list[str]:
-    """Replaces the paths of recipes in paper/recipes by absolute paths, so that they are found in all directories."""
-    own = os.path.dirname(os.path.abspath(__file__))
+    """Completes the paths of recipes, if the working directory contains no paper/recipes."""
+    own = os.path.dirname(os.path.abspath(__file__)) if not os.path.isdir(RECIPES) else "."
     return [argument.replace(f"={RECIPES}/", f"={own}/{RECIPES}/") for argument in arguments]
 
 

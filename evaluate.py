@@ -30,7 +30,7 @@ from checkpoints import (
     weight_files,
 )
 from checkpoints.run_directory import RunContext
-from config import EVAL_PROTOCOLS, Config
+from config import Config
 from metrics import KNN, LBFGS, LINEAR_TOP_1, MEAN_PRECISION, REGULARIZATION, WEIGHTED_KNN
 from probing import diagnostics, features, logistic_regression, nearest_neighbors
 from runtime import console, progress, signals, storage, workers
@@ -40,6 +40,8 @@ from sources.source import Source
 
 _POLL_SECONDS = 5.0
 _EMBEDDED_ROWS = 64  # maximum number of images whose views `contrastive` embeds at once
+# Accuracies by which `--keep_best` compares weights, and the protocols that compute them.
+_PROTOCOL_OF = {LINEAR_TOP_1: "linear_head", MEAN_PRECISION: "linear_head", KNN: "knn"}
 _RAW, _RAW_PIXELS = "/raw_pixels", 32  # key suffix and maximum image side length of the baseline
 # Number of images of `contrastive` if it is not in --eval_protocol, and of `diagnostics`.
 _SAMPLED_IMAGES = 2048
@@ -239,9 +241,9 @@ class Evaluator:
         """Runs the configured protocols on the current weights and writes the results.
 
         Results of other protocols that were computed from the same weights, data and settings are
-        kept. After training, protocols whose results are complete are not repeated. If a protocol
-        fails, the results of earlier protocols are written to result_<step>.json, unless this file
-        exists already.
+        kept. After training, protocols whose results are complete are not repeated, except that
+        `lbfgs` and `knn` are repeated together. If a protocol fails, the results of earlier
+        protocols are written to result_<step>.json, unless this file exists already.
 
         Args:
           step: training step at which the weights were saved.
@@ -296,7 +298,11 @@ class Evaluator:
         if self._is_chief:
             self._write(step, results)
         if self._config.keep_best:
-            self._keep_best(step, results if complete else {})
+            own = (None, *self._protocol_names)  # without results of earlier protocols
+            own_results = {
+                name: value for name, value in results.items() if _PROTOCOL_OF.get(name) in own
+            }
+            self._keep_best(step, own_results if complete else {})
         return results
 
     def _read_results(self, step: int, record: dict) -> tuple[dict[str, Any], set[str]]:
@@ -313,24 +319,23 @@ class Evaluator:
         if {**earlier, "eval_protocol": config.eval_protocol} != record:
             earlier, results = {}, {}
         earlier_names = earlier.get("eval_protocol", "").split(",")
-        record["eval_protocol"] = ",".join(
-            filter(None, dict.fromkeys([*earlier_names, *config.eval_protocols]))
-        )
         suffixes = [*self._encoders, *[metrics.UNTRAINED, _RAW] * config.eval_baselines]
-        explicit = set(config.eval_protocols)
+        sampled = {"contrastive"} - set(config.eval_protocols)
         is_complete = {
             "linear_head": {LINEAR_TOP_1, MEAN_PRECISION} & results.keys()
             and not config.save_predictions,
             "lbfgs": {LBFGS + suffix for suffix in suffixes} <= results.keys(),
             "knn": {KNN + suffix for suffix in suffixes} <= results.keys(),
             "contrastive": metrics.CONTRAST_LOSS in results
-            and "contrastive" not in explicit - set(earlier_names),
+            and "contrastive" in sampled | set(earlier_names),
         }
-        # In an evaluation, contrastive values of a sample do not replace those of all images.
-        kept = names if config.mode == "train_then_eval" else {"contrastive"} - explicit
-        bits = [int(name in kept and bool(is_complete[name])) for name in EVAL_PROTOCOLS]
+        may_keep = config.mode == "train_then_eval" and not config.allow_flag_changes
+        bits = [int(may_keep and bool(value)) for value in is_complete.values()]
         bits = workers.gather_integers(bits, self._strategy).max(0)  # those of the chief
-        names -= {name for name, bit in zip(EVAL_PROTOCOLS, bits) if bit}
+        names -= {name for name, bit in zip(is_complete, bits) if bit}
+        listed = dict.fromkeys([*earlier_names, *config.eval_protocols])
+        dropped = {"", *(sampled & names)}
+        record["eval_protocol"] = ",".join(name for name in listed if name not in dropped)
         return {**results, "global_step": step, computed_from.KEY: record}, names
 
     def _finite(self, results: dict[str, float], step: int) -> dict[str, float]:
@@ -581,7 +586,7 @@ class Evaluator:
 
 def _best_metric(results: dict[str, Any]) -> str | None:
     """Returns the key of the accuracy by which `--keep_best` compares weights, or None if there is none."""
-    return next((name for name in (LINEAR_TOP_1, MEAN_PRECISION, KNN) if name in results), None)
+    return next((name for name in _PROTOCOL_OF if name in results), None)
 
 
 def _check_labels(

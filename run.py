@@ -83,8 +83,6 @@ from runtime import devices, progress, signals, workers
 from sources import datasets, image_checks
 from sources.folders import FolderSource
 
-_NAME_LENGTH = 20  # maximum number of characters of a class name in the header
-
 
 def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
     """Trains, evaluates and exports according to `config`.
@@ -188,7 +186,7 @@ def _prepare_source(context: RunContext) -> RunContext:
         for split, purpose in splits
     )
     classes = source.class_counts(splits[0][0]) if splits else {}
-    names = [f"{name[:_NAME_LENGTH]} {count}" for name, count in classes.items()]
+    names = [f"{name} {count}" for name, count in classes.items()]
     console.log(
         f"data: {source.name}, {counts}, {source.num_classes or 'no'} classes"
         f"{': ' * bool(names)}{console.join_first(names)}"

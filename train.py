@@ -293,7 +293,8 @@ def build_training_state(context: RunContext, directory: str) -> TrainingState:
         restored = state.restore_newest(config.model_dir, context.strategy)
         if restored is not None:
             is_finished = state.step >= model_lib.count_steps(config, num_examples).train
-            hint = "; the run is finished (to train longer, increase --train_epochs)"
+            flag = "train_steps" if config.train_steps else "train_epochs"
+            hint = f"; the run is finished (to train longer, increase --{flag})"
             console.log(f"resumed at step {state.step} from {restored}{hint * is_finished}")
             state.initial_weights = context.recorded.initial_weights
         else:
@@ -385,8 +386,8 @@ def _log_header(
     values = (2 if config.optimizer == "adam" else 1) * weights * 1e6
     values += (total := sum(variable.shape.num_elements() for variable in model.variables))
     count = min(config.keep_checkpoint_max, math.ceil(steps.train / steps.checkpoint))
-    size = 4e-9 * (count * values + total)
-    console.log(f"disk space: {size:.1f} GB for {count} checkpoints and the SavedModel")
+    size = 4e-9 * (count * values + (1 + config.keep_best) * total)
+    console.log(f"disk space: {size:.1f} GB for the SavedModel and checkpoints ({count})")
     if config.mode == "train" and not config.eval_epochs:
         console.log("nothing will be evaluated; --mode=train_then_eval evaluates the last step")
     if levels := metrics.chance_levels(config, config.train_batch_size):

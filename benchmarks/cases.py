@@ -174,16 +174,6 @@ def mlp(size: int, options: argparse.Namespace) -> Iterator[Case]:
     yield _probe("mlp", size)
 
 
-def contrastive(size: int, options: argparse.Namespace) -> Iterator[Case]:
-    """--eval_protocol=contrastive for ResNet-50 and batches of SIZE images, and all at once"""
-    flags = ["--dataset=digits", "--image_size=224", "--seed=1", *options.flags]
-    forms: list[Any] = [
-        ("programs.contrastive", dict(flags=flags, count=size, at_once=at_once))
-        for at_once in (False, True)
-    ]
-    yield Case(f"{size} images", *forms)
-
-
 def gallery(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """search for similar vectors among SIZE, and in the full similarity matrix"""
     case = _probe("search", size)
@@ -264,7 +254,6 @@ BENCHMARKS = {
     "evaluation_memory": (evaluation_memory, (200,)),
     "logistic_regression": (logistic_regression, (100_000, 200_000)),
     "mlp": (mlp, (100_000, 200_000)),
-    "contrastive": (contrastive, (128, 256, 512)),
     "gallery": (gallery, (1_000, 10_000, 100_000)),
     "l2_path": (l2_path, (1437,)),
     "precision": (precision, (1, 2, 3)),

@@ -32,7 +32,6 @@ from benchmarks import inputs
 from benchmarks.measure import repeated
 from checkpoints import records, restoring
 from checkpoints.run_directory import RunContext
-from inference import similarity
 from large_batch import blocked_nt_xent
 from probing import features
 from probing import logistic_regression as linear
@@ -40,7 +39,6 @@ from probing import mlp as mlp_lib
 from runtime import signals, version
 from sources import datasets
 from sources.source import Source
-from transfer import linear_evaluation
 
 NEIGHBORS, THRESHOLD = 24, 0.95
 CLASSES = 10
@@ -255,13 +253,11 @@ def _run(flags: Sequence[str]) -> resource.struct_rusage:
 
 
 def accuracies(flags: list[str], model_dir: str) -> Implementation:
-    """A run, which is executed if it has no results yet. Returns the results."""
+    """A run, which computes only what is missing. Returns the results."""
 
     def run(calls):
-        path = pathlib.Path(model_dir, "result.json")
-        if not path.exists():
-            _run([*flags, f"--model_dir={model_dir}"])
-        return json.loads(path.read_text())
+        _run([*flags, f"--model_dir={model_dir}"])
+        return json.loads(pathlib.Path(model_dir, "result.json").read_text())
 
     return run
 
@@ -333,35 +329,3 @@ def _probe(function: Callable[..., float], count: int, num_classes: int) -> Impl
     test_set = _in_file(1000, num_classes)
     function(test_set, test_set)  # Libraries allocate their buffers here.
     return repeated(lambda: function(_in_file(count, num_classes), test_set))
-
-
-def contrastive(flags: list[str], count: int, at_once: bool) -> Implementation:
-    """The protocol `contrastive` for one batch, in parts or at once. Returns the loss."""
-    if at_once:  # There is no setting, because only this benchmark changes it.
-        evaluate._EMBEDDED_ROWS = count
-    sizes = [f"--eval_split=train[:{count}]", f"--eval_batch_size={count}"]
-    config = config_lib.from_arguments([*flags, *sizes])
-    model, _ = build(config)
-    source = datasets.open_source(config.dataset)
-    evaluator = evaluate.Evaluator(run_context(config, source), model)
-    return repeated(lambda: evaluator.contrastive(0)["eval/contrast_loss"])
-
-
-def search(count: int) -> Implementation:
-    """The search of the gallery. Returns the number of pairs that reach the threshold."""
-    similarity.search(inputs.unit_vectors(256), NEIGHBORS, THRESHOLD)
-    vectors = inputs.unit_vectors(count)
-    return repeated(lambda: similarity.search(vectors, NEIGHBORS, THRESHOLD).num_pairs)
-
-
-def l2_path(path: str | None, count: int, continued: bool) -> Implementation:
-    """Fits for all l2 strengths, each of which starts from the previous one or from zeros. Returns the losses."""
-    vectors, labels = inputs.features(path, count)
-
-    def fits():
-        fit = linear.LogisticPath(vectors, labels)
-        for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
-            fit = (fit if continued else linear.LogisticPath(vectors, labels)).fit(l2_of_sum)
-            yield inputs.l2_loss(fit.scores(vectors), fit.kernel, labels, l2_of_sum)
-
-    return repeated(lambda: list(fits()))

@@ -124,7 +124,7 @@ def inspect_checkpoint(
     network = {name: getattr(config, name) for name in settings_with("network")}
     recorded = {name: origin[name] for name in ("image_size", "eval_center_crop") if name in origin}
     if origin.get("flags", {}).get("train_mode") == "pretrain":
-        recorded["label_fraction"] = 1.0  # Only the evaluation of the run used a subset.
+        recorded.update(label_fraction=1.0, label_seed=0)  # The run's evaluation used a subset.
     try:
         config = Config(**{**origin.get("flags", {}), **network, **recorded})
     except UserError as error:

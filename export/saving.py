@@ -130,7 +130,6 @@ def export(
     """
     model, info = restoring.open_network(checkpoint_path, given)
     config = info.config
-    module, signatures = build_module(model, config)
     description = dict(
         network=config.network_name,
         image_size=config.image_size,
@@ -153,6 +152,7 @@ def export(
     ):
         return
     console.log("exporting the SavedModel")
+    module, signatures = build_module(model, config)
     is_remote = "://" in export_dir
     with contextlib.nullcontext() if is_remote else storage.scratch_beside(export_dir) as scratch:
         # Object storage cannot rename directories.

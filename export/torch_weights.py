@@ -13,7 +13,7 @@ from checkpoints import restoring, torch_names
 from export import torch_card
 from runtime import console, signals, storage
 from runtime.errors import UserError
-from runtime.paths import check_path, check_weights_path
+from runtime.paths import check_out, check_weights_path
 
 _CODE = pathlib.Path(__file__).with_name("torch_resnet.py")
 
@@ -37,14 +37,11 @@ def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None)
         squeeze-and-excitation.
       errors.Stopped: a signal arrived; nothing is written.
     """
-    checkpoint, out = check_weights_path("checkpoint", checkpoint), check_path("out", out)
-    suffix = torch_names.SUFFIX
-    stem = out.removesuffix(suffix)
-    if "://" in out or stem == out or not os.path.basename(stem):
-        raise UserError(f"--out={out}: not a valid file name. Use a local path FILE{suffix}.")
-    code, card = os.path.join(os.path.dirname(out), _CODE.name), f"{stem}.md"
+    suffix, checkpoint = torch_names.SUFFIX, check_weights_path("checkpoint", checkpoint)
+    stem = check_out(out, [suffix]).removesuffix(suffix)
+    code, card = os.path.join(os.path.dirname(stem), _CODE.name), f"{stem}.md"
     files = {part: f"{stem}.{part}{suffix}" for part in ("projection_head", "linear_head")}
-    files["encoder"] = out
+    files["encoder"] = f"{stem}{suffix}"
     for path in (code, card, *files.values()):
         if (
             path != code

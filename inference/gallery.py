@@ -157,7 +157,8 @@ def write_for_run(
     """
     out = os.path.join(directory, "gallery.html")
     with contextlib.suppress(OSError):  # One of the files is missing or not local.
-        if os.path.getmtime(out) > os.path.getmtime(os.path.join(model, "saved_model.pb")):
+        oldest = min(map(os.path.getmtime, (out, pairs_path(out))))
+        if oldest > os.path.getmtime(os.path.join(model, "saved_model.pb")):
             return out
     try:
         console.log("writing the gallery")

@@ -17,7 +17,7 @@ _COPIES_OF_IMAGES = 3  # the batch, and those that the input pipeline prepares
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def estimate(config: Config, batch_size: int) -> float:
+def estimate(config: Config, parts: int = 1) -> float:
     """Returns the estimated peak memory use of training, in bytes.
 
     For the backward pass, each convolution stores its output and the normalized output. The
@@ -25,7 +25,7 @@ def estimate(config: Config, batch_size: int) -> float:
 
     Args:
       config: settings.
-      batch_size: number of images per batch.
+      parts: number of equal parts into which batches are divided. The estimate is for one part.
     """
     stride = 1 if config.cifar_stem else 2
     # sides of the outputs of the stem and of the block groups
@@ -42,17 +42,17 @@ def estimate(config: Config, batch_size: int) -> float:
         weights += math.prod(spec.shape)
         group = int(spec.key.split("/")[1]) + 1 if spec.key.startswith("block_groups") else 0
         if spec.kind == resnet.BATCH_NORM and group > config.fine_tune_after_block:
-            copies = (
-                2 if "batch_norm_relu/" in spec.key else 1
-            )  # Selective kernels weight their outputs.
+            # Selective kernels weight their outputs.
+            copies = 2 if "batch_norm_relu/" in spec.key else 1
             outputs.append(copies * spec.shape[-1] * sides[group] ** 2)
     views = 2 if config.pretraining else 1
-    stored = min(config.micro_batch_size or batch_size, batch_size) * views
+    images = config.train_batch_size * views / parts
+    stored = (config.micro_batch_size or config.train_batch_size) * views / parts
     value_bytes = 4 if config.precision == "float32" else 2
     return (
         _PROCESS_BYTES
         + 4 * weights * _COPIES_OF_WEIGHTS
-        + 12 * config.image_size**2 * batch_size * views * _COPIES_OF_IMAGES
+        + 12 * config.image_size**2 * images * _COPIES_OF_IMAGES
         + 2 * value_bytes * (sum(outputs) + max(outputs)) * stored
     )
 

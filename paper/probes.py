@@ -20,6 +20,7 @@ import argparse
 import os
 
 from runtime import command_line, console, tensorflow_startup
+from runtime.errors import UserError
 from runtime.paths import check_paths, check_writable_parent
 
 _PROBES = "color,rotation,noise,sobel"
@@ -60,6 +61,8 @@ def main(argv: list[str] | None = None) -> None:
 
         check_paths(arguments, "checkpoint", "out")
         check_writable_parent("--out", arguments.out)
+        if os.path.isdir(arguments.out or ""):
+            raise UserError(f"--out={arguments.out}: the path is a directory. Use a file name.")
         model, size = common.load(arguments.checkpoint)
         config = common.parse_flags(arguments.flags, dataset=arguments.dataset, image_size=size)
         probes = [name.strip() for name in arguments.probes.split(",") if name.strip()]

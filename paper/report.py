@@ -66,9 +66,10 @@ def _html(text: str) -> str:
     converter = markdown.Markdown(extensions=["tables", "md_in_html", "toc"])
     body = converter.convert(text)
     return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>SimCLR: the paper\'s'
-        f" tables</title><style>\n{_STYLE.read_text()}</style></head><body>\n{converter.toc}{body}"
-        "</body></html>\n"
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>SimCLR: the paper's tables</title><style>\n{_STYLE.read_text()}</style></head><body>"
+        f"\n{converter.toc}{body}</body></html>\n"
     )
 
 

@@ -188,12 +188,11 @@ class Runner:
 
     # ---------------------------------------------------------------------------------------- runs
 
-    def count_unfinished(self, runs: list[tuple[str, studies.Run]]) -> int:
-        """Returns the number of runs without a record."""
+    def record_path(self, run: studies.Run) -> str:
+        """Returns the path of the file that marks a run as finished."""
         from checkpoints import records  # This loads TensorFlow, which other commands do not need.
 
-        paths = {os.path.join(self.directory(run), records.FILE) for _, run in runs}
-        return sum(not os.path.exists(path) for path in paths)
+        return os.path.join(self.directory(run), records.FILE)
 
     def run_all(
         self, runs: list[tuple[str, studies.Run]]

@@ -45,6 +45,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -157,7 +158,9 @@ def _run(names: list[str], runner: runner_lib.Runner, num_seeds: int, only: Sequ
     """Executes the runs and logs their accuracies and directories."""
     # Invalid flags are reported before the first run starts.
     runs, durations = _checked_runs(names, runner, num_seeds, only), []
-    console.log(f"{len(runs)} runs, {runner.count_unfinished(runs)} to execute, in {runner.folder}")
+    files = {runner.record_path(run) for _, run in runs}
+    left = sum(not os.path.exists(file) for file in files)
+    console.log(f"{len(runs)} runs, {left} to execute, in {runner.folder}")
     for index, (name, run, record) in enumerate(runner.run_all(runs), 1):
         accuracy = runner_lib.accuracy(record.results)
         result = "no accuracy" if accuracy is None else f"{accuracy:.4f}"
@@ -165,10 +168,11 @@ def _run(names: list[str], runner: runner_lib.Runner, num_seeds: int, only: Sequ
             f"{index}/{len(runs)}  {name}, {run.label}: {'diverged' if record.diverged else result}"
             f" ({console.format_duration(record.seconds)}, {runner.directory_name(run)})"
         )
-        durations.append(record.seconds)
-        if left := runner.count_unfinished(runs):
+        before, left = left, sum(not os.path.exists(file) for file in files)
+        if 0 < left < before:
+            durations.append(record.seconds)
             seconds = left * statistics.mean(durations)
-            console.log(f"{left} runs left; expected end: {console.format_end(seconds)}")
+            console.log(f"runs left: {left}; expected end: {console.format_end(seconds)}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -187,9 +191,9 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = subparsers.add_parser(name, help=text)
         if tables:
-            default = " (default: all)" if tables == "*" else ""
+            default = " (default)" * (name == "report")
             command.add_argument(
-                "table", nargs=tables, help=f"table numbers or study names{default}"
+                "table", nargs=tables, help=f"table numbers or study names, or all{default}"
             )
         if scale:
             command.add_argument(
@@ -251,8 +255,8 @@ def main(argv: list[str] | None = None) -> None:
             return _list()
         if options.command == "run" and not options.table and not options.only:
             raise UserError("table: no table is selected. Use names from `list`, or all.")
-        tables = [name for name in options.table if name != "all"] or studies.STUDIES
-        keys = map(studies.find_studies, tables)
+        tables = studies.STUDIES if "all" in options.table else options.table
+        keys = map(studies.find_studies, tables or studies.STUDIES)
         names = list(dict.fromkeys(itertools.chain(*keys)))  # without duplicates
         if options.command == "show":
             return _show(names)

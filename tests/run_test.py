@@ -157,7 +157,7 @@ def test_a_run_announces_its_inputs_and_phases(complete_run):
             r" examples: .*views.png"
         ),
         # a SavedModel and two checkpoints, with a momentum for each trainable parameter
-        r"disk space: 0\.1 GB for 2 checkpoints and the SavedModel",
+        r"disk space: 0\.1 GB for the SavedModel and checkpoints \(2\)",
         "compiling the training step",
         "evaluating step 4: linear head",
         "evaluating step 4: frozen encoder",

@@ -221,8 +221,8 @@ def test_networks_with_sk_or_se_are_rejected(ratio, tmp_path, fails):
 @pytest.mark.parametrize(
     "out, message",
     [
-        ("encoder.pth", "not a valid file name"),
-        (".safetensors", "not a valid file name"),
+        ("encoder.pth", "unsupported format"),
+        (".safetensors", "unsupported format"),
         ("a.safetensors", "a.safetensors: the path exists"),
         ("b.safetensors", "b.md: the path exists"),
         ("c.safetensors", "c.linear_head.safetensors: the path exists"),

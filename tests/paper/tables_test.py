@@ -421,7 +421,7 @@ def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(
         lines = program("run", "flip").splitlines()
     assert lines[0] == f"2 runs, 2 to execute, in {tmp_path}/small"
     assert f"postponed flip, with: flip, with is in progress in process {other.pid} on " in lines[1]
-    assert re.match("1 runs left; expected end: 2.* \\(in 0:00:", lines[4])
+    assert re.match("runs left: 1; expected end: 2.* \\(in 0:00:", lines[4])
     texts = [line.split(" (")[0].partition(": /")[0] for line in [*lines[2:4], *lines[5:]]]
     assert texts == [
         "running flip, without; output",
