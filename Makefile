@@ -9,7 +9,7 @@ PYTHON ?= $(call find_python,python3.12 python3.13 python3.11 python3.10 python3
 # the same file share fixtures, so they run in the same process.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
-.PHONY: quickstart try try-folder install help test test-all docs-check soak mutations test-tf2.15 test-all-tf2.15 test-torch test-browser lint clean
+.PHONY: quickstart try install help test test-all docs-check soak mutations test-tf2.15 test-all-tf2.15 test-torch test-browser lint clean
 
 define check_python
 @test -x $(@D)/bin/python || "$(PYTHON)" $(is_supported) 2>/dev/null || { \
