@@ -13,6 +13,7 @@ import argparse
 import sys
 
 from runtime import command_line, tensorflow_startup
+from runtime.paths import check_out
 
 _TORCH = """Writes the weights of a SimCLR network for PyTorch.
 
@@ -62,6 +63,8 @@ def main(arguments: list[str] | None = None) -> None:
     def work():
         given = command_line.network_settings(arguments)
         if torch:
+            # This check need not wait for TensorFlow to load.
+            check_out(arguments.out, [".safetensors"])
             tensorflow_startup.load("export.torch_weights").export_torch(
                 arguments.checkpoint, arguments.out, given
             )
