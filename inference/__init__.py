@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime import (
-    tensorflow_startup,
-)  # Importing `runtime` checks that the dependencies are installed.
+# Importing `runtime` checks that the dependencies are installed.
+from runtime import tensorflow_startup
 
 if TYPE_CHECKING:  # This import loads TensorFlow, which `--help` does not need.
     from inference.encoder import Encoder
