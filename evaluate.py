@@ -334,8 +334,9 @@ class Evaluator:
         bits = workers.gather_integers(bits, self._strategy).max(0)  # those of the chief
         names -= {name for name, bit in zip(is_complete, bits) if bit}
         listed = dict.fromkeys([*earlier_names, *config.eval_protocols])
-        dropped = {"", *(sampled & names)}
-        record["eval_protocol"] = ",".join(name for name in listed if name not in dropped)
+        for name in {"", *(sampled & names)}:
+            listed.pop(name, None)
+        record["eval_protocol"] = ",".join(listed)
         return {**results, "global_step": step, computed_from.KEY: record}, names
 
     def _finite(self, results: dict[str, float], step: int) -> dict[str, float]:

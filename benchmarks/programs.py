@@ -32,6 +32,7 @@ from benchmarks import inputs
 from benchmarks.measure import repeated
 from checkpoints import records, restoring
 from checkpoints.run_directory import RunContext
+from inference import similarity
 from large_batch import blocked_nt_xent
 from probing import features
 from probing import logistic_regression as linear
@@ -39,6 +40,7 @@ from probing import mlp as mlp_lib
 from runtime import signals, version
 from sources import datasets
 from sources.source import Source
+from transfer import linear_evaluation
 
 NEIGHBORS, THRESHOLD = 24, 0.95
 CLASSES = 10
@@ -329,3 +331,23 @@ def _probe(function: Callable[..., float], count: int, num_classes: int) -> Impl
     test_set = _in_file(1000, num_classes)
     function(test_set, test_set)  # Libraries allocate their buffers here.
     return repeated(lambda: function(_in_file(count, num_classes), test_set))
+
+
+def search(count: int) -> Implementation:
+    """The search of the gallery. Returns the number of pairs that reach the threshold."""
+    similarity.search(inputs.unit_vectors(256), NEIGHBORS, THRESHOLD)
+    vectors = inputs.unit_vectors(count)
+    return repeated(lambda: similarity.search(vectors, NEIGHBORS, THRESHOLD).num_pairs)
+
+
+def l2_path(path: str | None, count: int, continued: bool) -> Implementation:
+    """Fits for all l2 strengths, each of which starts from the previous one or from zeros. Returns the losses."""
+    vectors, labels = inputs.features(path, count)
+
+    def fits():
+        fit = linear.LogisticPath(vectors, labels)
+        for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
+            fit = (fit if continued else linear.LogisticPath(vectors, labels)).fit(l2_of_sum)
+            yield inputs.l2_loss(fit.scores(vectors), fit.kernel, labels, l2_of_sum)
+
+    return repeated(lambda: list(fits()))

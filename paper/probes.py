@@ -62,7 +62,9 @@ def main(argv: list[str] | None = None) -> None:
         check_paths(arguments, "checkpoint", "out")
         check_writable_parent("--out", arguments.out)
         if os.path.isdir(arguments.out or ""):
-            raise UserError(f"--out={arguments.out}: the path is a directory. Use a file name.")
+            raise UserError(
+                f"--out={arguments.out}: the path is a directory. Pass the path of a file."
+            )
         model, size = common.load(arguments.checkpoint)
         config = common.parse_flags(arguments.flags, dataset=arguments.dataset, image_size=size)
         probes = [name.strip() for name in arguments.probes.split(",") if name.strip()]
