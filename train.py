@@ -382,11 +382,11 @@ def _log_header(
         f" ({steps.train * config.train_batch_size / num_examples:.3g} epochs), learning rate"
         f" {peak:.3g} after {steps.warmup} warm-up steps; examples: {directory}/views.png"
     )
-    # A checkpoint also contains the optimizer's values for each weight.
-    values = (2 if config.optimizer == "adam" else 1) * weights * 1e6
-    values += (total := sum(variable.shape.num_elements() for variable in model.variables))
+    total = sum(variable.shape.num_elements() for variable in model.variables)
+    # A checkpoint also contains the optimizer's values for each trainable weight.
+    slots = weights * 1e6 * (2 if config.optimizer == "adam" else 1)
     count = min(config.keep_checkpoint_max, math.ceil(steps.train / steps.checkpoint))
-    size = 4e-9 * (count * values + (1 + config.keep_best) * total)
+    size = 4e-9 * (count * (total + slots) + (1 + config.keep_best) * total)
     console.log(f"disk space: {size:.1f} GB for the SavedModel and checkpoints ({count})")
     if config.mode == "train" and not config.eval_epochs:
         console.log("nothing will be evaluated; --mode=train_then_eval evaluates the last step")

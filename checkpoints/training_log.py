@@ -131,7 +131,7 @@ class TrainingLog:
         """Adds the results of an evaluation, and writes history.csv and curves.png, but no TensorBoard events."""
         self._results = {name: value for name, value in results.items() if isinstance(value, float)}
         row = {"step": step, **self._results}
-        # When a run resumes, the evaluation of its last step is repeated.
+        # When a run resumes, the evaluation of its last step may be repeated.
         self._rows = [
             other for other in self._rows if other["step"] != step or other.keys() != row.keys()
         ] + [row]

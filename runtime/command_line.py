@@ -41,7 +41,8 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        text = version.describe()
+        # Git is called only if its revision is printed.
+        text = version.describe() if "--version" in sys.argv else ""
         self.add_argument("--version", action="version", version=text, help="print the versions")
 
     def error(self, message: str) -> NoReturn:

@@ -107,7 +107,7 @@ def check_input(path: str) -> str:
 
 def check_folder(path: str) -> None:
     """Raises `UserError` if the folder in `--dataset=folder:PATH` does not exist."""
-    if not path or not os.path.isdir(os.path.expanduser(path)):
+    if not os.path.isdir(os.path.expanduser(path)):
         raise UserError(f"--dataset=folder:{path}: the directory does not exist. Check the path.")
 
 

@@ -1,7 +1,6 @@
 """Versions of the program and of its environment."""
 
 import contextlib
-import functools
 import importlib.metadata
 import os
 import platform
@@ -21,7 +20,6 @@ def revision() -> str:
     return ""
 
 
-@functools.cache
 def describe() -> str:
     """Returns the versions of the program, tf-keras (the same as that of TensorFlow) and Python in one line."""
     return ", ".join(

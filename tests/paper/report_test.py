@@ -397,8 +397,10 @@ def test_the_html_page_shows_the_same_as_the_markdown_file(tmp_path, program):
     printed = program("report", "1", "flip", "transfer", "designs")
     folder = tmp_path / "small"
     page, markdown = ((folder / f"report.{suffix}").read_text() for suffix in ("html", "md"))
-    for text in (COMMIT, HARDWARE, "8 runs, which took 0:12:00 in total", "Fast AutoAug.", "-3.6"):
+    took, flag = "8 runs, which took 0:12:00 in total", "--color_jitter_strength=0.125"
+    for text in (COMMIT, HARDWARE, took, flag, "Not run", "Fast AutoAug.", "-3.6"):
         assert text in page and text in markdown
+    assert set(re.findall(r'href="#(.*?)"', page)) <= set(re.findall(r'id="(.*?)"', page))
     images = re.findall(r'src="(.*?)"', page)
     # The run with flips is identical to a run of the study `color`.
     assert images == ["color.svg", "flip.svg", "transfer.svg"]
