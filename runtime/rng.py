@@ -72,8 +72,11 @@ def uniforms(seeds: tf.Tensor, count: int) -> tf.Tensor:
     Returns:
       float32 [n, count].
     """
-    seeds = tf.bitcast(tf.cast(seeds, tf.int64), tf.uint64) * _SEED_FACTORS
-    bits = seeds[:, :1] + seeds[:, 1:] + _GAMMA * np.arange(1, count + 1, dtype=np.uint64)
+    products = tf.bitcast(tf.cast(seeds, tf.int64), tf.uint64) * _SEED_FACTORS
+    # TensorFlow's graph optimizer rewrites this sum as AddN, which has no GPU kernel for uint64.
+    products = tf.bitcast(products, tf.int64)
+    offsets = (_GAMMA * np.arange(1, count + 1, dtype=np.uint64)).astype(np.int64)
+    bits = tf.bitcast(products[:, :1] + products[:, 1:] + offsets, tf.uint64)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
         bits = tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, np.uint64(shift))) * factor
     # Use only the upper 24 bits, the precision of float32. SplitMix64's final xor is omitted,

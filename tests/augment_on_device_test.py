@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from tensorflow.python.framework import kernels
 
 import data
 import data_util
@@ -117,3 +118,24 @@ def test_training_steps_are_the_same(settings, replicas, tiny_resnet, unoptimize
         train_two_steps(HOST.replace(augment_on=place, **settings)) for place in ("host", "device")
     )
     assert results == pytest.approx(expected, rel=1e-4)
+
+
+def test_sums_have_kernels_on_gpus():
+    """TensorFlow rewrites sums of more than two terms as AddN, which has fewer GPU kernels than AddV2."""
+    config = HOST.replace(augment_on="device")
+    step = train.TrainStep(
+        None, keras.optimizers.legacy.SGD(), config, tf.distribute.get_strategy()
+    )
+    images, seeds = tf.TensorSpec([8, 8, 8, 3]), tf.TensorSpec([8, 2], tf.int64)
+    graph = tf.function(step.views, autograph=False).get_concrete_function((images, images), seeds)
+    definition = graph.graph.as_graph_def()
+    nodes = [*definition.node, *(n for each in definition.library.function for n in each.node_def)]
+    registered = kernels.get_registered_kernels_for_op("AddN").kernel
+    on_gpus = {
+        dtype
+        for kernel in registered
+        if kernel.device_type in ("GPU", "DEFAULT")
+        for constraint in kernel.constraint
+        for dtype in constraint.allowed_values.list.type
+    }
+    assert {node.attr["T"].type for node in nodes if node.op == "AddV2"} <= on_gpus
