@@ -368,6 +368,22 @@ def _check_labels(config: Config, source: Source) -> None:
         raise UserError(
             f"--eval_split={config.eval_split}: {problem}. Use a split with labels{alternative}."
         )
+    if probes or ("linear_head" in names and config.mode != "eval"):
+        train, evaluation = (
+            [name for name, count in source.class_counts(split).items() if count]
+            for split in (config.train_split, config.eval_split)
+        )
+        if len(train) == 1:
+            raise UserError(
+                f"--train_split={config.train_split}: all images with a label are of the class"
+                f" {train[0]}, so an accuracy would mean nothing. Use a split with several classes."
+            )
+        if train and evaluation and not set(train) & set(evaluation):
+            raise UserError(
+                f"--eval_split={config.eval_split}: none of its classes"
+                f" ({console.join_first(evaluation)}) is in --train_split={config.train_split}"
+                f" ({console.join_first(train)}). Use splits with the same classes."
+            )
     if source.multi_label and probes:
         raise UserError(
             f"--eval_protocol={config.eval_protocol}: lbfgs and knn require one label per example,"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from runtime import console
 from runtime.errors import UserError
 from sources import digits, folders
 from sources.source import Source
@@ -31,10 +32,12 @@ def open_source(
     if dataset == "digits":
         source = digits.digits_source()
     elif dataset.startswith("folder:"):
-        source = folders.folder_source(dataset[len("folder:") :])
+        source = folders.folder_source(dataset[len("folder:") :], labels)
     else:
         source = TfdsSource(dataset, data_dir, may_prepare)
-    if not labels:
+    if source.num_classes == 1 and labels:
+        console.log(f"no labels: {source.name} has only one class ({source.class_names[0]})")
+    if source.num_classes == 1 or not labels:
         source.drop_labels()
     return source
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import errno
 import io
 import os
 import pathlib
 import stat
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from concurrent import futures
 from typing import TypeVar
 
@@ -80,30 +81,48 @@ class UnusableImage(Exception):
 # --------------------------------------------------------------------------------------------------------- search
 
 
-def is_ignored(folder: str | os.PathLike[str], name: str) -> bool:
-    """Returns whether the image search skips the sub-folder `name` of `folder`.
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """A directory that was searched for images.
 
-    The search skips hidden folders, folders created by archivers and file systems, and run
-    directories. Run directories are skipped because a run's figures would otherwise become training
-    data when the run resumes.
+    Attributes:
+      path: path relative to the directory where the search started.
+      images: sorted names of the image files in the directory.
+      folders: sub-folders with images at any depth, sorted by name.
+      empty: sorted names of the sub-folders without images.
     """
-    return (
-        name.startswith(".")
-        or name in _IGNORED_FOLDERS
-        or is_run_directory(os.path.join(folder, name))
-    )
+
+    path: str
+    images: list[str]
+    folders: list[Folder]
+    empty: list[str]
+
+    @property
+    def name(self) -> str:
+        """Name of the directory, without its parents."""
+        return os.path.basename(self.path)
+
+    def files(self) -> Iterator[str]:
+        """Yields the relative paths of all images, at any depth."""
+        yield from (os.path.join(self.path, name) for name in self.images)
+        for folder in self.folders:
+            yield from folder.files()
 
 
-def is_run_directory(folder: str | os.PathLike[str]) -> bool:
-    """Returns whether a folder is a run directory: a `model_dir`, or the `--out` directory of a transfer evaluation."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return False  # The caller also lists the folder and reports the error.
-    has_settings = "flags.json" in names or "result.json" in names
-    return has_settings and (
-        "train.lock" in names or any(name.startswith("ckpt-") for name in names)
-    )
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """Result of `search`.
+
+    Attributes:
+      folder: the directory where the search started.
+      others: number of other files that are not hidden, by suffix, most frequent first.
+      runs: relative paths of the run directories, which are not searched, because a run's figures
+        would otherwise become training data when the run resumes.
+    """
+
+    folder: Folder
+    others: dict[str, int]
+    runs: list[str]
 
 
 def is_image_name(name: str) -> bool:
@@ -111,52 +130,68 @@ def is_image_name(name: str) -> bool:
     return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
 
 
-def iterate_images(folder: str | os.PathLike[str]) -> Iterator[str]:
-    """Yields the paths of all image files under a folder, at any depth, in alphabetical order within each directory.
-
-    Follows links, but visits each directory once and none that contains `folder`, because links may
-    form cycles. Skips the folders for which `is_ignored` returns True. Raises `UserError` if a
-    directory cannot be read.
-    """
-    for directory, names in _walk(folder):
-        yield from (os.path.join(directory, name) for name in names if is_image_name(name))
-
-
-def count_other_files(folder: str | os.PathLike[str]) -> dict[str, int]:
-    """Counts the files under a folder that are neither images nor hidden. Returns a dict mapping suffixes to counts.
-
-    Searches the same directories as `iterate_images`. Raises `UserError` if a directory cannot be
-    read.
-    """
-    counts = collections.Counter(
-        os.path.splitext(name)[1].lower() or "no suffix"
-        for _, names in _walk(folder)
-        for name in names
-        if not (is_image_name(name) or name.startswith("."))
+def _is_run_directory(names: Collection[str]) -> bool:
+    """Returns whether files are those of a `model_dir`, or of the `--out` directory of a transfer evaluation."""
+    has_settings = "flags.json" in names or "result.json" in names
+    return has_settings and (
+        "train.lock" in names or any(name.startswith("ckpt-") for name in names)
     )
-    return dict(counts.most_common())
 
 
-def _walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the path of each directory that `iterate_images` searches, and the sorted names of its files."""
+def search(root: str | os.PathLike[str]) -> Search:
+    """Searches a directory for image files, at any depth.
 
-    def raise_unreadable(error):
-        raise _unreadable(error.filename, error)
+    Skips hidden folders, folders created by archivers and file systems, and run directories. Follows
+    links, but visits each directory once and none that contains `root`, because links may form
+    cycles.
 
-    # A link to a directory that contains `folder` is part of a cycle.
-    visited = {str(parent) for parent in pathlib.Path(folder).resolve().parents}
-    for directory, folders, names in os.walk(folder, onerror=raise_unreadable, followlinks=True):
+    Raises:
+      UserError: a directory cannot be read.
+    """
+    # A link to a directory that contains `root` is part of a cycle.
+    visited = {str(parent) for parent in pathlib.Path(root).resolve().parents}
+    others, runs = collections.Counter(), []
+
+    def visit(path):
+        directory = os.path.join(root, path)
         if (real_path := os.path.realpath(directory)) in visited:
-            folders.clear()
-            continue
+            return None
         visited.add(real_path)
-        folders[:] = sorted(name for name in folders if not is_ignored(directory, name))
-        yield directory, sorted(names)
+        files, children = [], []
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    # The targets of links to images are not examined, because this would take long.
+                    is_folder = entry.is_dir(follow_symlinks=not is_image_name(entry.name))
+                    (children if is_folder else files).append(entry.name)
+        except OSError as error:
+            raise _unreadable(directory, error) from error
+        if path and _is_run_directory(files):
+            runs.append(path)
+            return None
+        images = sorted(name for name in files if is_image_name(name))
+        others.update(
+            os.path.splitext(name)[1].lower() or "no suffix"
+            for name in set(files).difference(images)
+            if not name.startswith(".")
+        )
+        folders, empty = [], []
+        for name in sorted(children):
+            if name.startswith(".") or name in _IGNORED_FOLDERS:
+                continue
+            folder = visit(os.path.join(path, name))
+            if folder is not None:
+                is_empty = not (folder.images or folder.folders)
+                (empty if is_empty else folders).append(name if is_empty else folder)
+        return Folder(path, images, folders, empty)
+
+    folder = visit("")
+    return Search(folder, dict(others.most_common()), sorted(runs))
 
 
 def find_images(folder: str | os.PathLike[str]) -> list[str]:
-    """Returns the paths that `iterate_images` yields, sorted."""
-    return sorted(iterate_images(folder))
+    """Returns the sorted paths of all image files that `search` finds."""
+    return sorted(os.path.join(folder, path) for path in search(folder).folder.files())
 
 
 # -------------------------------------------------------------------------------------------------------- decoding

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import pathlib
 import shutil
 
@@ -135,8 +136,13 @@ def test_has_labels_is_true_if_any_example_of_the_split_is_labeled(has_labels):
     "names, word",
     [
         ((), "no images"),
-        (("a.png", "b/c.png"), "both images"),
+        (("a.png", "b/c.png"), "both images .a.png, .*sub-folders .b, .*Set --nolabels"),
+        (("a/b.png", "a/c/d.png", "e/b.png", "f.png"), "both images .f.png, "),
+        (("train/a.png", "train/b/c.png", "test/b/c.png"), "sub-folders .b, .* in train. Set"),
         (("train/a.png", "test/b/c.png"), "Use the same layout"),
+        (("x_train/a.png", "x_test/b.png"), "x_test, x_train are splits rather than classes"),
+        (("trainA/a.png", "trainB/b.png", "testA/a.png"), "testA, trainA, trainB are splits"),
+        (("data/1-Train/a/b.png", "data/images-val/a/b.png"), "are splits rather than classes"),
         (("train/a/b.png", "d.png"), "are next to split folders"),
         (
             ("val/a/b.png", "validation/a/b.png"),
@@ -152,16 +158,8 @@ def test_has_labels_is_true_if_any_example_of_the_split_is_labeled(has_labels):
             "split folders .train. are next to other folders .car.. Move",
         ),
         (
-            ("photos/train/cat/a.png", "photos/test/cat/b.png"),
-            "photos would be a class, but contains split folders .test,",
-        ),
-        (
-            ("photos/train/cat/a.png", "photos/train/dog/b.png"),
-            "photos would be a class, .*pass --dataset=folder:.*photos",
-        ),
-        (
             ("cat/train/a.png", "cat/test/b.png", "dog/c.png"),
-            "cat would be a class, but contains split folders",
+            "cat would be a class, but contains split folders .*pass --dataset=folder:.*/cat if",
         ),
     ],
 )
@@ -199,6 +197,74 @@ def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
     source = folders.folder_source(str(tmp_path))
     assert source.split_names == splits.split() and source.class_names == ["x", "y"]
     assert {source.num_examples(split) for split in source.split_names} == {2}
+
+
+@pytest.mark.parametrize(
+    "names, labels, classes, sizes, lines",
+    [
+        (
+            "in/set/a/1 in/set/b/2 in/set/b/deep/3",
+            True,
+            ["a", "b"],
+            {"train": 3},
+            ["NAME: the data set is in its sub-folder in/set (--dataset=NAME/in/set)"],
+        ),
+        (
+            "x/x/train/a/1 x/x/train/b/2 x/x/test/a/3",
+            True,
+            ["a", "b"],
+            {"test": 1, "train": 2},
+            ["NAME: the data set is in its sub-folder x/x (--dataset=NAME/x/x)"],
+        ),
+        (
+            "train_set/train_set/a/1 train_set/train_set/b/2 test_set/test_set/b/3",
+            True,
+            ["a", "b"],
+            {"test": 1, "train": 2},
+            [],
+        ),
+        (
+            "train/n1/images/1 train/n2/images/2 val/images/3",
+            True,
+            ["n1", "n2"],
+            {"train": 2},
+            [
+                "validation is not used, because its only folder, images, is not a class of train"
+                " (with --nolabels, it is used)"
+            ],
+        ),
+        (
+            "train/a/1 train/b/2 test/3",
+            True,
+            ["a", "b"],
+            {"train": 2},
+            ["test is not used, because it has no class folders (with --nolabels, it is used)"],
+        ),
+        (
+            "train/images/1 val/images/2",
+            True,
+            None,
+            {"train": 1, "validation": 1},
+            ["no labels: NAME has only one class (images)"],
+        ),
+        (
+            "2023/1 2023/summer/2",
+            True,
+            None,
+            {"train": 2},
+            ["no labels: NAME has only one class (2023)"],
+        ),
+        ("1 2023/2 2023/summer/3", False, None, {"train": 3}, []),
+        ("train/a/1 train/b/2 test/3", False, None, {"test": 1, "train": 2}, []),
+        ("train/a/1 extra/b/c/2 test/3", False, None, {"train": 3}, []),
+    ],
+)
+def test_layouts_of_archives(names, labels, classes, sizes, lines, tmp_path, logged):
+    write_images(tmp_path, *(f"{name}.png" for name in names.split()))
+    source = datasets.open_source(f"folder:{tmp_path}", labels=labels)
+    assert source.class_names == classes
+    assert {split: source.num_examples(split) for split in source.split_names} == sizes
+    assert [line.replace(source.name, "NAME") for line in logged] == lines
 
 
 def test_a_class_may_have_the_name_of_a_split(tmp_path, logged):
@@ -244,19 +310,19 @@ def test_run_directories_in_an_image_folder_are_skipped(tmp_path, logged):
     assert not logged
     write_images(
         tmp_path,
-        "runs/first/views.png",
+        "cat/first/views.png",
         "run/views.png",
         "cat/run/best/views.png",
         "copied/views.png",
     )
-    for lock in ("runs/first", "run", "cat/run"):
+    for lock in ("cat/first", "run", "cat/run"):
         (tmp_path / lock / "train.lock").touch()
         (tmp_path / lock / "flags.json").touch()
     for name in ("copied/flags.json", "copied/ckpt-3.index", "cat/flags.json", "dog/train.lock"):
         (tmp_path / name).touch()
     assert folders.folder_source(str(tmp_path)).describe_data() == before
-    assert "ignored run directories: copied, run" in logged
-    flat = tmp_path / "runs" / "first"  # A folder passed by the user is never skipped.
+    assert "ignored run directories: cat/first, cat/run, copied, run" in logged
+    flat = tmp_path / "cat" / "first"  # A folder passed by the user is never skipped.
     assert folders.folder_source(str(flat)).num_examples("train") == 1
 
 
@@ -275,9 +341,7 @@ def test_folders_may_have_any_name(tmp_path, monkeypatch, name):
 def keys_of(source, split):
     """Returns a dict mapping paths (relative to the root) to keys, in the order of the split."""
     keys, paths, _ = source._select(split)
-    return {
-        str(pathlib.Path(path).relative_to(source.root)): int(key) for key, path in zip(keys, paths)
-    }
+    return {os.fsdecode(path): int(key) for key, path in zip(keys, paths)}
 
 
 def test_adding_or_removing_images_does_not_move_other_images_between_slices(tmp_path):

@@ -16,7 +16,7 @@ import simclr
 from checkpoints.run_directory import Recorded
 from config import Config
 from probing import diagnostics
-from sources import datasets, digits, folders
+from sources import datasets, digits
 from support.images import write_images
 from support.runs import TINY, make_context, run
 
@@ -196,7 +196,7 @@ def test_training_images_are_evaluated_on_request_without_a_verdict(tmp_path, ca
     "names, classes, line",
     [
         (["cat/1.png", "dog/2.png"], ["cat", "dog"], None),
-        (["cat/1.png", "cat/2.png"], None, "no labels: all images are in one class folder (cat)"),
+        (["cat/1.png", "cat/2.png"], None, "no labels: folder:"),
         (
             ["2023/05/1.png", "2024/1.png"],
             ["2023", "2024"],
@@ -208,7 +208,7 @@ def test_training_images_are_evaluated_on_request_without_a_verdict(tmp_path, ca
 )
 def test_folders_that_are_probably_not_classes_are_reported(names, classes, line, tmp_path, logged):
     write_images(tmp_path, *names)
-    assert folders.folder_source(str(tmp_path)).class_names == classes
+    assert datasets.open_source(f"folder:{tmp_path}").class_names == classes
     assert len(logged) == bool(line) and (not line or logged[0].startswith(line))
 
 

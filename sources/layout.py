@@ -1,0 +1,182 @@
+"""Finds the classes and the splits in the folders of a data set."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from runtime import console
+from runtime.errors import UserError
+from sources.image_files import Folder
+
+# The images of a split: class names, or None for images without a class -> relative paths.
+Images = dict[str | None, list[str]]
+# Maps split folder names (case-insensitive) to splits. Names such as `train_set` and `val2017` also
+# match.
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+    "eval": "test",
+}
+_SPLIT_FOLDER = re.compile(
+    rf"({'|'.join(_SPLITS)})([ _-]?(set|split|data|images|\d+))?", re.IGNORECASE
+)
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_DATE = re.compile(  # a year, a month or another number
+    r"[\d\W_]+|(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*", re.IGNORECASE
+)
+
+
+def find_layout(root: Folder, name: str, labels: bool) -> tuple[dict[str, Images], list[str]]:
+    """Finds splits and classes.
+
+    Each sub-folder is a class, and contains images at any depth. Without sub-folders, images have no
+    class. Classes may be in split folders. A folder that contains only one folder of folders is
+    replaced by that folder. A split without classes is not used if `train` has classes.
+
+    Args:
+      root: the folder of the data set.
+      name: value of `--dataset`.
+      labels: whether the classes will be used.
+
+    Returns:
+      A dict that maps splits to their images, and lines to log.
+
+    Raises:
+      UserError: the layout is ambiguous.
+    """
+    flag, lines = f"--dataset={name}", []
+    folder = _without_wrappers(root, may_be_split=False)
+    if folder is not root:
+        inner = os.path.join(name, folder.path)
+        lines.append(f"{name}: the data set is in its sub-folder {folder.path} (--dataset={inner})")
+    folders = _split_folders(folder, flag, lines)
+    folders = {split: _without_wrappers(inner) for split, inner in folders.items()}
+    splits = {split: _classes(inner, flag) for split, inner in folders.items()}
+    if labels:
+        splits = _labeled_splits(splits, flag, lines)
+    names = sorted({name for images in splits.values() for name in images if name})
+    listed = [folder, *folders.values()] if folder not in folders.values() else [folder]
+    empty = sorted({name for each in listed for name in each.empty} - set(names))
+    if names and empty:
+        lines.append(f"ignored class folders without images: {console.join_first(empty)}")
+    if len(names) > 1 and all(map(_DATE.fullmatch, names)):
+        lines.append(f"classes: {console.join_first(names)} (run.py --nolabels ignores them)")
+    return splits, lines
+
+
+def _without_wrappers(folder: Folder, may_be_split: bool = True) -> Folder:
+    """Descends from folders that contain only one folder, which in turn contains only folders."""
+    while not folder.images and len(folder.folders) == 1:
+        (inner,) = folder.folders
+        if inner.images or (_split_of(inner) and not may_be_split):
+            break
+        folder = inner
+    return folder
+
+
+def _split_of(folder: Folder) -> str | None:
+    """Returns the split that a folder's name denotes, or None."""
+    match: Any = _SPLIT_FOLDER.fullmatch(folder.name)
+    return match and _SPLITS[match[1].lower()]
+
+
+def _split_in(name: str) -> str | None:
+    """Returns the split that a word in a name denotes, or None."""
+    words = (word.lower() for word in _WORD.findall(name))
+    return next((_SPLITS[word] for word in words if word in _SPLITS), None)
+
+
+def _names(folders: list[Folder]) -> str:
+    return console.join_first([folder.name for folder in folders])
+
+
+def _split_folders(root: Folder, flag: str, lines: list[str]) -> dict[str, Folder]:
+    """Returns a dict mapping splits to folders. Without split folders, it maps `train` to `root`."""
+    split_folders = [folder for folder in root.folders if _split_of(folder)]
+    others = [folder for folder in root.folders if not _split_of(folder)]
+    names = _names(split_folders)
+    if not split_folders:
+        return {"train": root}
+    if others and (len(split_folders) > 1 or split_folders[0].folders):
+        raise UserError(
+            f"{flag}: split folders ({names}) are next to other folders ({_names(others)}). Move the"
+            " other folders into the split folders or out of the data set, or rename the split"
+            " folders if they are classes."
+        )
+    if others:
+        lines.append(
+            f"{flag.removeprefix('--dataset=')}: the folder {names} counts as a class, not as a"
+            f" split, because it is next to {_names(others)}"
+        )
+        return {"train": root}
+    folders = {_split_of(folder): folder for folder in split_folders}
+    if len(folders) < len(split_folders):
+        raise UserError(
+            f"{flag}: two folders contain the same split ({names}). Keep only one of them."
+        )
+    if root.images:
+        raise UserError(
+            f"{flag}: images ({root.images[0]}, ...) are next to split folders ({names}). Move them"
+            " into one of the split folders."
+        )
+    return folders
+
+
+def _classes(folder: Folder, flag: str) -> Images:
+    """Returns the images of a folder by class."""
+    if folder.images and folder.folders:
+        place = f" in {folder.path}" if folder.path else ""
+        raise UserError(
+            f"{flag}: there are both images ({folder.images[0]}, ...) and sub-folders"
+            f" ({folder.folders[0].name}, ...){place}. Set --nolabels to use all images without"
+            " labels, or move the images into the sub-folders, which are the classes."
+        )
+    for child in folder.folders:
+        inner = [folder for folder in child.folders if _split_of(folder)]
+        if len(inner) > 1 or any(each.folders for each in inner):
+            raise UserError(
+                f"{flag}: {child.name} would be a class, but contains split folders"
+                f" ({_names(inner)}). Move the split folders above the class folders, or pass"
+                f" {flag}/{child.path} if that folder is the data set."
+            )
+    if not folder.folders:
+        return {None: [*folder.files()]}
+    return {child.name: [*child.files()] for child in folder.folders}
+
+
+def _labeled_splits(splits: dict[str, Images], flag: str, lines: list[str]) -> dict[str, Images]:
+    """Returns the splits to use. Raises `UserError` if their classes contradict each other."""
+    names = {name for images in splits.values() for name in images if name is not None}
+    found = {_split_in(name) for name in names}
+    if len(found) > 1 and None not in found:
+        raise UserError(
+            f"{flag}: the folders {console.join_first(sorted(names))} are splits rather than"
+            " classes. Rename them (train, test), or set --nolabels to use all images without"
+            " labels."
+        )
+    unlabeled = [split for split in splits if None in splits[split]]
+    if names and "train" in unlabeled:
+        raise UserError(
+            f"{flag}: train has no class folders, but other splits have. Use the same layout in all"
+            " splits, or set --nolabels."
+        )
+    classes = splits.get("train", {})
+    for split in splits:
+        only = [*splits[split]] if len(splits[split]) == 1 else []
+        if split in unlabeled and names:
+            reason = "it has no class folders"
+        elif len(classes) > 1 and only and only[0] not in classes:
+            reason = f"its only folder, {only[0]}, is not a class of train"
+        else:
+            continue
+        lines.append(f"{split} is not used, because {reason} (with --nolabels, it is used)")
+        splits = {other: images for other, images in splits.items() if other != split}
+    return splits
