@@ -24,7 +24,7 @@ from large_batch import memory
 from runtime import console, devices, workers
 from runtime.errors import UserError
 from sources import datasets
-from sources.folders import FolderSource
+from sources.files import FileSource
 from sources.source import Source
 
 # Below this number of images, the linear head requires its own learning rate.
@@ -216,7 +216,7 @@ def check(context: RunContext) -> None:
     config, source, recorded = context.config, context.source, context.recorded
     check_data(context)
     _check_labels(config, source)
-    if isinstance(source, FolderSource) and os.path.realpath(source.root) == os.path.realpath(
+    if isinstance(source, FileSource) and os.path.realpath(source.root) == os.path.realpath(
         config.model_dir
     ):
         raise UserError(
@@ -501,7 +501,7 @@ def advice(context: RunContext) -> list[str]:
         )
     side, chroma = _sample_images(config, source)
     distorts = config.uses_pretraining_augmentation and config.color_jitter_strength
-    if distorts and isinstance(source, FolderSource) and chroma <= _MAX_GRAY_CHROMA:
+    if distorts and isinstance(source, FileSource) and chroma <= _MAX_GRAY_CHROMA:
         lines.append(
             "the sampled images are gray, so saturation, hue and the conversion to gray do not"
             " change them"

@@ -127,6 +127,11 @@ PRETRAINING_AUGMENTATION = Condition(
 EVALUATING = Condition(
     lambda config: config.evaluates, "--eval_epochs, or --mode=train_then_eval or eval"
 )
+LIST = Condition(lambda config: config.dataset.startswith("list:"), "--dataset=list:FILE")
+FILES = Condition(
+    lambda config: config.dataset.startswith(("folder:", "list:")),
+    "--dataset=folder:PATH or list:FILE",
+)
 LABEL_SUBSET = Condition(lambda config: config.label_fraction < 1, "--label_fraction below 1")
 MARGIN_LOSS = Condition(
     lambda config: config.effective_margin is not None,
@@ -232,7 +237,8 @@ class Config:
     )
     data_dir: str | None = setting(
         None,
-        "Directory of prepared TFDS data sets. If not set, TFDS's default is used.",
+        "Directory of prepared TFDS data sets (if not set, TFDS's default is used), or of the images"
+        " of a list (if not set, the directory of the list).",
         "data_access",
         "data_of_run",
         "per_worker",
@@ -271,7 +277,8 @@ class Config:
         "imagenet2012",
         "A TFDS name, optionally with a config (such as imagenet2012_subset/1pct); digits"
         " (scikit-learn's data set of 1,797 images, which requires no download); folder:PATH (an"
-        " image folder); or huggingface:NAME. In an image folder, each sub-folder is a class. Class"
+        " image folder); list:FILE (a CSV or TSV file with paths and labels); or huggingface:NAME. In"
+        " an image folder, each sub-folder is a class. Class"
         " folders may be grouped in split folders such as train/ and test/. If not set, nothing is"
         " downloaded, and --mode=eval uses the data set of the run.",
         "identity",
@@ -280,9 +287,38 @@ class Config:
     labels: bool = setting(
         True,
         "Use the labels in the data. --nolabels: ignore them, for example if the sub-folders of an"
-        " image folder are not classes.",
+        " image folder are not classes. Folders may then contain both images and folders.",
         "identity",
         "data_of_run",
+    )
+    image_key: str | None = setting(
+        None,
+        "Column with the paths of the images in a list. If not set: image, file_name, filename or"
+        " path.",
+        "identity",
+        "data_of_run",
+        "data_access",
+        only=LIST,
+    )
+    label_key: str | None = setting(
+        None,
+        "Column with the labels in a list. If not set: label or class.",
+        "identity",
+        "data_of_run",
+        "data_access",
+        only=LIST,
+    )
+    group_pattern: str | None = setting(
+        None,
+        "Regular expression that is searched in the path of each image, relative to the folder. Its"
+        " first capturing group, or else the whole match, is the group of the image, such as a"
+        " patient or a video. Slices and --label_fraction do not divide groups. In a list, the"
+        " column group replaces this flag.",
+        "identity",
+        "data_of_run",
+        "data_access",
+        "evaluation",
+        only=FILES,
     )
     train_split: str = setting(
         "train",
@@ -996,6 +1032,11 @@ def _check_value(field: dataclasses.Field, value: Any) -> None:
 # they apply, and the problem with a remedy.
 _CONTRADICTIONS = (
     (
+        "group_pattern",
+        lambda config: not _is_pattern(config.group_pattern or ""),
+        "the regular expression is not valid. Correct it (Python syntax).",
+    ),
+    (
         "label_fraction",
         lambda config: (
             config.label_fraction < 1
@@ -1168,6 +1209,14 @@ _CONTRADICTIONS = (
         "--tpu_name={config.tpu_name} specifies a different TPU. Remove one of the flags.",
     ),
 )
+
+
+def _is_pattern(text: str) -> bool:
+    """Returns whether a text is a valid regular expression."""
+    try:
+        return bool(re.compile(text))
+    except re.error:
+        return False
 
 
 def _check_combinations(config: Config) -> None:
@@ -1360,10 +1409,13 @@ def from_flags(flag_values: flags.FlagValues = flags.FLAGS) -> Config:
 
 
 def check_paths() -> None:
-    """Checks the settings, and that the image folder exists, if one is selected."""
+    """Checks the settings, and that the image folder or the list exists, if one is selected."""
     dataset = from_flags().dataset
-    if dataset.startswith("folder:"):
-        check_folder(dataset.removeprefix("folder:"))
+    kind, _, path = dataset.partition(":")
+    if kind == "folder":
+        check_folder(path)
+    if kind == "list" and not os.path.isfile(os.path.expanduser(path)):
+        raise UserError(f"--dataset={dataset}: the file does not exist. Check the path.")
 
 
 def resolve_contradictions(

@@ -81,7 +81,7 @@ from export import saving
 from inference import gallery
 from runtime import devices, progress, signals, workers
 from sources import datasets, image_checks
-from sources.folders import FolderSource
+from sources.files import FileSource
 
 
 def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
@@ -116,9 +116,7 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
         recorded = inspection.read_recorded(config)
         config, network_lines = checks.adopt(config, given, recorded)
         with stop.interruptible():
-            source = datasets.open_source(
-                config.dataset, config.data_dir, config.labels, may_prepare="dataset" in given
-            )
+            source = datasets.open_configured(config, may_prepare="dataset" in given)
         new_seed = random.SystemRandom().randrange(2**31)
         replicas = strategy.num_replicas_in_sync
         config, lines = checks.complete(config, source, given, recorded, new_seed, replicas)
@@ -172,8 +170,10 @@ def _prepare_source(context: RunContext) -> RunContext:
     """
     config, source, trains = context.config, context.source, context.config.mode != "eval"
     image_checks.check_images(config, source, context.is_chief)
-    if config.label_fraction < 1 and not config.pretraining:
-        source.restrict(config.train_split, config.label_fraction, config.label_seed)
+    if not config.pretraining:
+        source.drop_unlabeled(config.train_split)
+        if config.label_fraction < 1:
+            source.restrict(config.train_split, config.label_fraction, config.label_seed)
     checks.check_data(context)  # Examples may have been removed.
     context = context.replace(trained_examples=checks.count_trained_examples(context))
     if not context.is_chief:
@@ -255,7 +255,7 @@ def _finish(
         config, config.model_dir, trained.checkpoint, results, context.check_lock
     )
     gallery_path = None
-    if config.mode == "train_then_eval" and isinstance(source, FolderSource):
+    if config.mode == "train_then_eval" and isinstance(source, FileSource):
         gallery_path = gallery.write_for_run(
             saved_model,
             source,

@@ -114,7 +114,7 @@ def step(flags: list[str], with_input: bool) -> Implementation:
         tf.config.experimental.enable_op_determinism()
     run_steps = train.make_run_steps(train_step(config, *build(config)))
     if with_input:
-        source = datasets.open_source(config.dataset, config.data_dir, config.labels)
+        source = datasets.open_configured(config)
         batches = iter(train.train_dataset(run_context(config, source), 0))
     else:
         # The batch is not copied from the host.
@@ -191,7 +191,7 @@ def lars(depth: int) -> Implementation:
 def open_records(flags: list[str]) -> tuple[config_lib.Config, Any, tf.data.Dataset]:
     """Returns the settings, the source and an infinite dataset of (key, item, label), shuffled as in training."""
     config = config_lib.from_arguments(flags)
-    source = datasets.open_source(config.dataset, config.data_dir, config.labels)
+    source = datasets.open_configured(config)
     split, megabytes = config.train_split, config.shuffle_buffer_mb
     records = tf.data.Dataset.range(tf.int64.max).flat_map(
         lambda epoch: source.records(split, epoch, buffer_mb=megabytes)
@@ -270,7 +270,7 @@ def frozen_accuracies(flags: list[str], model_dir: str, neighbors: int) -> Imple
     def evaluated(calls):
         _run([*flags, f"--model_dir={model_dir}"])
         config = config_lib.from_arguments(flags)
-        source = datasets.open_source(config.dataset, config.data_dir, config.labels)
+        source = datasets.open_configured(config)
         keras.utils.set_random_seed(config.seed + 1)  # Training initializes weights with this seed.
         model = model_lib.build_model(config, source.num_classes)
         untrained = _classify(model, config, source, neighbors)

@@ -23,7 +23,7 @@ from probing.nearest_neighbors import KNN_NEIGHBORS
 from runtime import console, progress, signals, storage
 from runtime.errors import UserError, first_line
 from runtime.paths import PAGES, TABLES, check_out, check_path
-from sources.folders import FolderSource
+from sources.files import FileSource
 
 _NUM_QUERIES = 12
 _NUM_NEIGHBORS = 8  # number of neighbors shown for each query
@@ -133,7 +133,7 @@ def write_gallery(
 
 def write_for_run(
     model: str,
-    source: FolderSource,
+    source: FileSource,
     split: str,
     directory: str,
     seed: int,

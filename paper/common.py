@@ -29,7 +29,7 @@ def open_source(config: config_lib.Config) -> Source:
     Raises:
       UserError: the data set cannot be opened, or its images are unusable.
     """
-    source = datasets.open_source(config.dataset, config.data_dir, config.labels)
+    source = datasets.open_configured(config)
     image_checks.check_images(config, source, is_chief=True)
     return source
 

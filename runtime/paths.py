@@ -27,9 +27,9 @@ def hashed_name(name: str, values: Mapping[str, object]) -> str:
 
 
 def without_directories(path: str) -> str:
-    """Returns "folder:" and the last component of folder:PATH, and any other text unchanged."""
-    prefix, separator, path = path.partition("folder:")
-    return prefix + separator + os.path.basename(path.rstrip("/"))
+    """Returns folder:PATH or list:PATH with only the last component of the path, and any other text unchanged."""
+    match = re.fullmatch(r"(.*?(?:folder|list):)(.*)", path, re.DOTALL)
+    return match[1] + os.path.basename(match[2].rstrip("/")) if match else path
 
 
 TABLES, PAGES = (".npz", ".csv", ".parquet"), (".html", ".htm")  # suffixes of output files

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from config import Config
 from runtime import console
 from runtime.errors import UserError
-from sources import digits, folders
+from sources import digits, folders, lists
 from sources.source import Source
 from sources.tfds_source import TfdsSource
 
@@ -15,15 +16,24 @@ _MANY_IMAGES = 1000  # minimum number of unlabeled images of which only a twenti
 
 
 def open_source(
-    dataset: str, data_dir: str | None = None, labels: bool = True, may_prepare: bool = True
+    dataset: str,
+    data_dir: str | None = None,
+    labels: bool = True,
+    may_prepare: bool = True,
+    image_key: str | None = None,
+    label_key: str | None = None,
+    group_pattern: str | None = None,
 ) -> Source:
-    """Opens the data set selected by `--dataset`: `digits`, `folder:PATH`, or a name that TFDS knows.
+    """Opens the data set selected by `--dataset`: `digits`, `folder:PATH`, `list:FILE`, or a name that TFDS knows.
 
     Args:
       dataset: value of `--dataset`.
-      data_dir: directory of prepared TFDS data, or None for the TFDS default.
+      data_dir: directory of prepared TFDS data, or None for the TFDS default; or the directory of
+        the images of a list.
       labels: whether to use the labels in the data.
       may_prepare: whether a data set that is not in `data_dir` may be downloaded and prepared.
+      image_key, label_key: names of the columns of a list that contain paths and labels.
+      group_pattern: regular expression that finds the group of an image in its path.
 
     Raises:
       UserError: the data set is unknown or cannot be read.
@@ -32,12 +42,15 @@ def open_source(
     if dataset == "digits":
         source = digits.digits_source()
     elif dataset.startswith("folder:"):
-        source = folders.folder_source(dataset[len("folder:") :], labels)
+        source = folders.folder_source(dataset[len("folder:") :], labels, group_pattern)
+    elif dataset.startswith("list:"):
+        path = dataset[len("list:") :]
+        source = lists.list_source(path, data_dir, image_key, label_key, group_pattern)
     else:
         source = TfdsSource(dataset, data_dir, may_prepare)
-    if source.num_classes == 1 and labels:
+    if source.num_classes == 1 and labels and not source.multi_label:
         console.log(f"no labels: {source.name} has only one class ({source.class_names[0]})")
-    if source.num_classes == 1 or not labels:
+    if (source.num_classes == 1 and not source.multi_label) or not labels:
         source.drop_labels()
     return source
 
@@ -76,6 +89,19 @@ def check_split(source: Source, flag: str, split: str) -> int:
         )
     source.check_files(split)
     return count
+
+
+def open_configured(config: Config, may_prepare: bool = True) -> Source:
+    """Calls `open_source` with the settings of a run."""
+    return open_source(
+        config.dataset,
+        config.data_dir,
+        config.labels,
+        may_prepare,
+        config.image_key,
+        config.label_key,
+        config.group_pattern,
+    )
 
 
 # Training and evaluation splits of a data set with only one split. The second pair is for at least

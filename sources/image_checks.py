@@ -11,7 +11,7 @@ from config import Config
 from runtime import console, storage
 from runtime.errors import UserError
 from sources import image_files
-from sources.folders import FolderSource
+from sources.files import FileSource
 from sources.source import Source
 
 _CHECK_FILE = "images.json"
@@ -28,7 +28,7 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
       UserError: some images are unusable and `--corrupt_images=error` is set, or all images are
         unusable.
     """
-    if not isinstance(source, FolderSource):
+    if not isinstance(source, FileSource):
         return
     paths, path = source.paths(), config.model_dir and os.path.join(config.model_dir, _CHECK_FILE)
     inputs: dict = dict(digest=files_digest(paths), version=_VERSION)

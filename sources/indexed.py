@@ -40,14 +40,19 @@ class IndexedSource(Source):
         """See `Source`."""
         super().drop_labels()
         self._splits = {
-            name: (items, np.full_like(labels, -1))
+            name: (items, np.full(len(labels), -1, np.int64))
             for name, (items, labels) in self._splits.items()
         }
+        self._selected = {}
 
     def class_counts(self, split: str) -> dict[str, int]:
         """See `Source`."""
         labels = self._select(split)[2]
-        counts = np.bincount(labels[labels >= 0], minlength=self.num_classes or 0)
+        counts = (
+            (labels == 1).sum(0)
+            if self.multi_label
+            else np.bincount(labels[labels >= 0], minlength=self.num_classes or 0)
+        )
         return dict(zip(self.class_names or [], counts.tolist()))
 
     def describe_data(self) -> dict:
@@ -93,11 +98,22 @@ class IndexedSource(Source):
             slices.append((rows + offset, items[rows], labels[rows]))
         return [np.concatenate(column) for column in zip(*slices)]
 
+    def groups(self, split: str) -> np.ndarray | None:
+        """Returns the group of each example, int64 [n] (see `files.Files`), or None if examples have no groups."""
+        del split
+        return None
+
     def restrict(self, split: str, fraction: float, seed: int) -> None:
         """See `Source`."""
         columns = self._select(split)
-        rows = label_subsets.choose_labeled(columns[2], split, fraction, seed)
+        rows = label_subsets.choose_labeled(columns[2], split, fraction, seed, self.groups(split))
         self._selected = {**self._selected, split: [column[rows] for column in columns]}
+
+    def drop_unlabeled(self, split: str) -> None:
+        """See `Source`."""
+        columns = self._select(split)
+        has_label = (columns[2] >= 0).reshape(len(columns[2]), -1).any(1)
+        self._selected = {**self._selected, split: [column[has_label] for column in columns]}
 
     def references(
         self,
@@ -116,7 +132,7 @@ class IndexedSource(Source):
 
     def reader(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
         """See `Source`."""
-        keys, items, labels = (tf.constant(column) for column in self._select(split))
+        keys, items, labels = (tf.constant(column) for column in self._select(split)[:3])
         return lambda index: (keys[index], self._load(items[index]), labels[index])
 
     def has_labels(self, split: str) -> bool:

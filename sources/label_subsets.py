@@ -45,10 +45,19 @@ def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
     return np.sort(np.array(chosen, np.int64))
 
 
-def choose_labeled(labels: np.ndarray, split: str, fraction: float, seed: int) -> np.ndarray:
-    """Calls `choose_balanced`. If it fails, raises a `UserError` that states the smallest valid fraction."""
+def choose_labeled(
+    labels: np.ndarray, split: str, fraction: float, seed: int, groups: np.ndarray | None = None
+) -> np.ndarray:
+    """Calls `choose_balanced`. If it fails, raises a `UserError` that states the smallest valid fraction.
+
+    If `groups`, int [n], is given, chooses whole groups. The first label of a group counts.
+    """
     try:
-        return choose_balanced(labels, fraction, seed)
+        if groups is None:
+            return choose_balanced(labels, fraction, seed)
+        names, first = np.unique(np.where(labels >= 0, groups, -1), return_index=True)
+        chosen = names[choose_balanced(labels[first], fraction, seed)]
+        return np.flatnonzero(np.isin(groups, chosen) & (labels >= 0))
     except ValueError as error:
         minimum = len(np.unique(labels[labels >= 0])) / max((labels >= 0).sum(), 1)
         minimum = -(-minimum * 1e5 // 1) / 1e5  # rounded up

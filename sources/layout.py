@@ -14,7 +14,7 @@ from sources.image_files import Folder
 Images = dict[str | None, list[str]]
 # Maps split folder names (case-insensitive) to splits. Names such as `train_set` and `val2017` also
 # match.
-_SPLITS = {
+SPLITS = {
     "train": "train",
     "training": "train",
     "validation": "validation",
@@ -26,7 +26,7 @@ _SPLITS = {
     "eval": "test",
 }
 _SPLIT_FOLDER = re.compile(
-    rf"({'|'.join(_SPLITS)})([ _-]?(set|split|data|images|\d+))?", re.IGNORECASE
+    rf"({'|'.join(SPLITS)})([ _-]?(set|split|data|images|\d+))?", re.IGNORECASE
 )
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _DATE = re.compile(  # a year, a month or another number
@@ -85,13 +85,13 @@ def _without_wrappers(folder: Folder, may_be_split: bool = True) -> Folder:
 def _split_of(folder: Folder) -> str | None:
     """Returns the split that a folder's name denotes, or None."""
     match: Any = _SPLIT_FOLDER.fullmatch(folder.name)
-    return match and _SPLITS[match[1].lower()]
+    return match and SPLITS[match[1].lower()]
 
 
 def _split_in(name: str) -> str | None:
     """Returns the split that a word in a name denotes, or None."""
     words = (word.lower() for word in _WORD.findall(name))
-    return next((_SPLITS[word] for word in words if word in _SPLITS), None)
+    return next((SPLITS[word] for word in words if word in SPLITS), None)
 
 
 def _names(folders: list[Folder]) -> str:

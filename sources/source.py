@@ -90,6 +90,9 @@ class Source(abc.ABC):
         Raises `UserError` if the split has too few labeled examples.
         """
 
+    def drop_unlabeled(self, split: str) -> None:  # noqa: B027 (TFDS labels all examples of a split.)
+        """Permanently restricts `split` to the examples that have a label. Copies are not restricted."""
+
     def drop_labels(self) -> None:
         """Makes the source ignore the labels in the data."""
         self.class_names, self.multi_label = None, False

@@ -340,7 +340,7 @@ def test_folders_may_have_any_name(tmp_path, monkeypatch, name):
 
 def keys_of(source, split):
     """Returns a dict mapping paths (relative to the root) to keys, in the order of the split."""
-    keys, paths, _ = source._select(split)
+    keys, paths, *_ = source._select(split)
     return {os.fsdecode(path): int(key) for key, path in zip(keys, paths)}
 
 

@@ -128,7 +128,8 @@ def _add_common(command: argparse.ArgumentParser, run: str, protocol: str) -> No
     command.add_argument(
         "--dataset", help="data set, as for run.py (default: the data set of --task)"
     )
-    command.add_argument("--data_dir", help="directory of prepared TFDS data sets")
+    for name in ("data_dir", "image_key", "label_key", "group_pattern"):
+        command.add_argument(f"--{name}", help="as for run.py")
     command.add_argument(
         "--metric",
         choices=tasks.METRICS,

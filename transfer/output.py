@@ -22,7 +22,7 @@ from runtime import console, signals, storage
 from runtime.errors import UserError, first_line
 from runtime.paths import slug
 from sources import datasets, image_checks
-from sources.folders import FolderSource
+from sources.files import FileSource
 from sources.source import Source
 from transfer import measures, tasks
 from transfer.tasks import Task
@@ -70,7 +70,7 @@ class Inputs:
             for name, value in dataclasses.asdict(config).items()
             if name not in excluded and value != getattr(Config, name)
         }
-        if isinstance(self.source, FolderSource):
+        if isinstance(self.source, FileSource):
             others["files"] = image_checks.files_digest(self.source.paths())
         return dict(settings, data=self.source.describe_data(), **others)
 
@@ -151,7 +151,7 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
         model_dir=arguments.out or os.path.join("runs", "transfer", f"{arguments.protocol}_{name}"),
     )
     with signals.interruptible():
-        source = datasets.open_source(config.dataset, config.data_dir)
+        source = datasets.open_configured(config)
     task = _adapt_splits(task, source, arguments)
     if source.num_classes is None:
         raise UserError(

@@ -39,6 +39,7 @@ NOT_EXECUTED = {
     ): "tests/package_test.py installs the package",
     ("docs/install.md", "PIP_NO_INDEX=1"): "installs packages from a directory",
     ("docs/own_images.md", "git clone"): "installs packages",
+    ("docs/own_images.md", "--group_pattern"): "requires images of patients",
     (
         "docs/paper.md",
         "python run.py --flagfile=paper/recipes/imagenet.cfg",

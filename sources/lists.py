@@ -1,0 +1,123 @@
+"""Images listed in a table with their labels."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pandas as pd
+
+from runtime import console
+from runtime.errors import UserError, first_line
+from sources import layout
+from sources.files import Files, FileSource
+from sources.folders import find_groups
+
+_IMAGE_COLUMNS = ("image", "file_name", "filename", "path")
+_LABEL_COLUMNS = ("label", "class")
+_COLUMN_SEPARATORS, _LABEL_SEPARATOR = ",;\t", "|"
+
+
+def list_source(
+    path: str,
+    data_dir: str | None = None,
+    image_key: str | None = None,
+    label_key: str | None = None,
+    group_pattern: str | None = None,
+) -> FileSource:
+    """Returns a source for the images in a table (CSV or TSV).
+
+    The table has a column with paths of images, relative to `data_dir` or to the directory of the
+    table, and optionally columns with a label, a split (`split`) and a group (`group`; see
+    `files.Files`). An image without a label has an empty field. If any field has several labels,
+    separated by `|`, the source is multi-label.
+
+    Args:
+      path: the table; `~` is expanded.
+      data_dir: directory of the images, or None.
+      image_key: name of the column with paths; by default `image`, `file_name`, `filename` or `path`.
+      label_key: name of the column with labels; by default `label` or `class`.
+      group_pattern: value of `--group_pattern`, which is used if there is no column `group`.
+
+    Raises:
+      UserError: the table cannot be read, a column or an image is missing, or an image is listed
+        twice.
+    """
+    flag, file = f"--dataset=list:{path}", os.path.abspath(os.path.expanduser(path))
+    try:
+        with open(file, encoding="utf-8-sig") as lines:
+            separator = max(_COLUMN_SEPARATORS, key=lines.readline().count)
+        table = pd.read_csv(
+            file, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig"
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{flag}: the table cannot be read ({first_line(error)}). Check the path, and the"
+            " format (CSV or TSV, UTF-8)."
+        ) from error
+    table.columns = table.columns.str.strip()
+    images = _column(table, flag, "image_key", image_key, _IMAGE_COLUMNS).map(os.path.normpath)
+    labels = _column(table, flag, "label_key", label_key, _LABEL_COLUMNS)
+    root = os.path.abspath(os.path.expanduser(data_dir)) if data_dir else os.path.dirname(file)
+    _check_rows(flag, "the same image is listed several times", images, images.duplicated(False))
+    is_missing = [not os.path.isfile(os.path.join(root, image)) for image in images]
+    _check_rows(flag, f"files are not in {root}", images, np.array(is_missing, bool))
+    splits = pd.Series("train", table.index)
+    if "split" in table:
+        splits = table["split"].str.strip().str.lower().map(layout.SPLITS)
+        _check_rows(flag, "the split is not train, validation or test", images, splits.isna())
+    groups = pd.Series(find_groups([*images], group_pattern), table.index)
+    if "group" in table:
+        groups = table["group"].where(table["group"] != "", images)
+    class_names, numbers = _read_labels(labels)
+    if class_names and (count := int((numbers < 0).reshape(len(table), -1).all(1).sum())):
+        console.log(f"list:{path}: {count:,} of {len(table):,} images have no label")
+    has_groups = "group" in table or group_pattern is not None
+    files = {}
+    for split in sorted(set(splits)):
+        rows = np.flatnonzero(splits == split)
+        members = [*groups.iloc[rows]] if has_groups else None
+        files[split] = Files([*images.iloc[rows]], numbers[rows], members)
+    return FileSource(f"list:{path}", root, files, class_names or None, numbers.ndim == 2)
+
+
+def _column(
+    table: pd.DataFrame, flag: str, setting: str, given: str | None, names: tuple[str, ...]
+) -> pd.Series:
+    """Returns a column. The column with labels may be missing; the result is then empty strings."""
+    if given is None and setting == "label_key" and not set(names) & set(table):
+        return pd.Series("", table.index)
+    name = given or next((name for name in names if name in table), None)
+    if name not in table:
+        raise UserError(
+            f"{flag}: the table has no column {given or ' or '.join(names)}, only"
+            f" {', '.join(table)}. Set --{setting}."
+        )
+    return table[name].str.strip()
+
+
+def _check_rows(flag: str, problem: str, images: pd.Series, is_wrong: np.ndarray) -> None:
+    """Raises `UserError` if the mask `is_wrong` contains any row. The first row has number 2, as in a spreadsheet."""
+    rows = np.flatnonzero(is_wrong)
+    if len(rows):
+        names = [f"{images.iloc[row]} (row {row + 2})" for row in rows]
+        raise UserError(
+            f"{flag}: {problem}: {console.join_first(names, limit=3)}. Correct the table, or set --data_dir."
+        )
+
+
+def _read_labels(labels: pd.Series) -> tuple[list[str], np.ndarray]:
+    """Returns the sorted class names, and labels as numbers: int64 [n], or [n, classes] (see `Source.multi_label`)."""
+    sets = [
+        [name.strip() for name in text.split(_LABEL_SEPARATOR) if name.strip()] for text in labels
+    ]
+    class_names = sorted({name for names in sets for name in names})
+    indices = {name: index for index, name in enumerate(class_names)}
+    if all(len(names) <= 1 for names in sets):
+        return class_names, np.array([indices[names[0]] if names else -1 for names in sets])
+    numbers = np.zeros([len(sets), len(class_names)], np.int64)
+    for row, names in zip(numbers, sets):
+        row[[indices[name] for name in names]] = 1
+        if not names:
+            row[:] = -1
+    return class_names, numbers
