@@ -23,7 +23,7 @@ from config import MIN_SEEN_IMAGES, Config, as_flag, as_flags, settings_with
 from large_batch import memory
 from runtime import console, devices, workers
 from runtime.errors import UserError
-from sources import datasets
+from sources import datasets, image_checks
 from sources.files import FileSource
 from sources.source import Source
 
@@ -46,8 +46,8 @@ def before_connecting(config: Config) -> None:
 def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[Config, list[str]]:
     """Adopts settings of the weights to evaluate or to fine-tune, and of the run to evaluate.
 
-    These are the network, the image size and, in an evaluation, the input of the linear head, the
-    training mode, the settings of the weight decay, the last step of the run and, without
+    These are the network, the image size, the decoding of images and, in an evaluation, the input of
+    the linear head, the training mode, the settings of the weight decay, the last step of the run and, without
     `--dataset`, the data set and its splits. Settings that the user set do not change.
 
     Args:
@@ -66,7 +66,7 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
         network["stem"] = Config(image_size=network["image_size"]).stem_name
     # A linear head is not adopted, because it requires labels in the data set. Fine-tuning trains a
     # new classifier, which may have a different input.
-    names = {*settings_with("network"), "image_size"} - {"lineareval_while_pretraining"}
+    names = {*settings_with("network", "pixels"), "image_size"} - {"lineareval_while_pretraining"}
     names |= set(settings_with("of_run")) if is_eval else set()
     names |= set(settings_with("data_of_run")) if is_eval and "dataset" not in given else set()
     for name in ("resnet_depth", "width_multiplier"):
@@ -176,6 +176,11 @@ def complete(
             linear_head_learning_rate=None,
             zero_init_logits_layer=False,
         )
+    if config.white_level == "auto":
+        # A resumed run keeps its value.
+        white_level = settings.get("white_level") or image_checks.find_white_level(config, source)
+        config = config.replace(white_level=white_level)
+        lines.append(f"white_level: {white_level}")
     if config.seed is None:
         seed = settings.get("seed")
         if seed is None and not is_eval and recorded.has_checkpoints:
@@ -506,6 +511,7 @@ def advice(context: RunContext) -> list[str]:
             "the sampled images are gray, so saturation, hue and the conversion to gray do not"
             " change them"
         )
+    lines += image_checks.describe_values(config, source)
     if config.image_size > 32 and config.image_size > 2 * side:
         lines.append(
             f"--image_size={config.image_size}: the images are much smaller (median of the shorter"

@@ -159,6 +159,7 @@ ROLES = {
     "network": "describes the network, and can be inferred from a checkpoint",
     "length": "determines the training length and the schedule, and may change when a run resumes",
     "order": "affects the order of the examples, and is fixed when a run resumes",
+    "pixels": "determines how image files are decoded; taken from a checkpoint",
     "evaluation": "determines the results of an evaluation",
     "of_run": "taken from the run by --mode=eval",
     "data_of_run": "taken from the run by --mode=eval without --dataset",
@@ -200,6 +201,23 @@ def setting(
     return dataclasses.field(
         default=default, metadata=dict(help=help_text, only=only, roles=frozenset(roles), **rules)
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """Conversion of pixels to 8-bit RGB.
+
+    Attributes:
+      white_level: value of white in images with more than 8 bits, or None for the largest value of
+        their type (1 for floating-point numbers). In signed images, black is the negative value.
+      bands: indices of the channels to use, from 1, or an empty tuple for the usual channels.
+    """
+
+    white_level: float | None = None
+    bands: tuple[int, ...] = ()
+
+
+DEFAULT_CONVERSION = Conversion()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -380,6 +398,26 @@ class Config:
         "labels",
         minimum=0,
         only=LABEL_SUBSET,
+    )
+    white_level: str | None = setting(
+        None,
+        "Value of white in images with more than 8 bits per channel: a number, or auto for the largest"
+        " value in the training images, which is then recorded. If not set, the largest value that"
+        " the file can store, or 1 for floating-point numbers. In signed images, the negative value"
+        " is black.",
+        "identity",
+        "pixels",
+        "data_access",
+        "evaluation",
+    )
+    bands: str | None = setting(
+        None,
+        "Comma-separated numbers, from 1, of the three channels of each image to use as red, green"
+        " and blue, such as 4,3,2 for a satellite image.",
+        "identity",
+        "pixels",
+        "data_access",
+        "evaluation",
     )
     image_size: int = setting(
         224,
@@ -863,6 +901,12 @@ class Config:
         return self.train_mode != "finetune"
 
     @property
+    def conversion(self) -> Conversion:
+        """Returns how pixels are converted to 8-bit RGB."""
+        white_level = None if self.white_level in (None, "auto") else float(self.white_level)
+        return Conversion(white_level, tuple(map(int, self.bands.split(","))) if self.bands else ())
+
+    @property
     def center_crop_eval(self) -> bool:
         """Returns whether evaluation crops images to 87.5 % of the shorter side instead of the whole shorter side."""
         return self.eval_center_crop and self.image_size > 32
@@ -1031,6 +1075,18 @@ def _check_value(field: dataclasses.Field, value: Any) -> None:
 # Contradictions between settings: the flag to report, a function of a `Config` that returns whether
 # they apply, and the problem with a remedy.
 _CONTRADICTIONS = (
+    (
+        "white_level",
+        lambda config: (
+            not re.fullmatch(r"auto|(?=.*[1-9])\d+(\.\d*)?", config.white_level or "auto")
+        ),
+        "the value must be auto or a positive number.",
+    ),
+    (
+        "bands",
+        lambda config: not re.fullmatch(r"([1-9]\d*,){2}[1-9]\d*|", config.bands or ""),
+        "the value must be three numbers from 1, such as 4,3,2.",
+    ),
     (
         "group_pattern",
         lambda config: not _is_pattern(config.group_pattern or ""),

@@ -177,7 +177,9 @@ def read_recorded(config: Config) -> Recorded:
         file, path = weight_files.open_weights(config.checkpoint), config.checkpoint
         origin = read_origin(file)
         trained_on, network = origin.get("trained_on"), network_flags(file, with_head_input=True)
-        data = {name: origin[name] for name in settings_with("data_of_run") if name in origin}
+        data = {
+            name: origin[name] for name in settings_with("data_of_run", "pixels") if name in origin
+        }
         network = {**(network or {}), **data}
     return dataclasses.replace(
         recorded, network=network or {}, network_path=path, trained_on=trained_on

@@ -27,7 +27,7 @@ class Encoder(keras.Model):
         network, info = restoring.open_network(check_weights_path("PATH", path), flag="PATH")
         self.resnet_model, self.trainable = network.resnet_model, trainable
         self.image_size, self.class_names = info.config.image_size, info.class_names
-        self._decode = endpoints.preprocessing(self.image_size, info.config.center_crop_eval)
+        self._load = endpoints.image_loader(info.config)
         # Compiled, so that the results are equal to those of the commands to the bit.
         self._inference = tf.function(
             lambda images: self.resnet_model(images, training=False)["final_avg_pool"],
@@ -47,7 +47,7 @@ class Encoder(keras.Model):
         Raises:
           UserError: the image cannot be read.
         """
-        image = endpoints.load_image(path, self._decode)
+        image = self._load(path)
         if isinstance(image, Exception):
             raise UserError(f"INPUT={path}: the image cannot be read ({first_line(image)}).")
         return image

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import data_util
 from checkpoints import inspection, restoring
+from config import Config
 from runtime import console, progress, signals, storage
 from runtime.errors import UserError
 from runtime.paths import check_input, check_weights_path
@@ -32,10 +33,7 @@ def find_images(inputs: list[str]) -> dict[str, str]:
         path = check_input(path)
         images = image_files.find_images(path) if os.path.isdir(path) else [path]
         if not images:
-            raise UserError(
-                f"INPUT={path}: no images found ({', '.join(image_files.IMAGE_SUFFIXES)}). Check"
-                " the path."
-            )
+            raise UserError(f"INPUT={path}: no images found. Check the path.")
         paths += images
     is_one_folder = len(inputs) == 1 and os.path.isdir(path)
     return {image: os.path.relpath(image, path) if is_one_folder else image for image in paths}
@@ -104,31 +102,27 @@ def load_endpoint(
     return function, info
 
 
-def preprocessing(size: int, crop: bool) -> Callable[[bytes], tf.Tensor]:
-    """Returns a function that maps the content of an image file to the network's input, float32 [size, size, 3].
+def image_loader(config: Config) -> Callable[[str], tf.Tensor | Exception]:
+    """Returns a function that maps the path of an image file to the network's input, float32 [size, size, 3].
 
-    The function is compiled, because executing its many small operations one by one would take
-    longer than running the network.
+    If the file cannot be read, the function returns the exception.
     """
+    size, crop = config.image_size, config.center_crop_eval
 
+    # Executing many small operations one by one would take longer than running the network.
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
     def preprocess(content):
         image = tf.io.decode_image(content, 3, tf.float32, expand_animations=False)
         return data_util.preprocess_for_eval(tf.ensure_shape(image, [None, None, 3]), size, crop)
 
-    return preprocess
+    def load(path):
+        try:
+            with image_files.checked_content(path) as content:
+                return preprocess(image_files.convert(content, config.conversion))
+        except (tf.errors.OpError, image_files.UnusableImage, UserError) as error:
+            return error
 
-
-def load_image(path: str, preprocess: Callable[[bytes], tf.Tensor]) -> tf.Tensor | Exception:
-    """Loads an image file. If the file cannot be read, returns the exception.
-
-    `preprocess` is a function returned by `preprocessing`.
-    """
-    try:
-        with image_files.checked_content(path) as content:
-            return preprocess(image_files.convert(content))
-    except (tf.errors.OpError, image_files.UnusableImage, UserError) as error:
-        return error
+    return load
 
 
 def compute_endpoint(
@@ -158,7 +152,7 @@ def compute_endpoint(
       errors.Stopped: a signal arrived.
     """
     function, info = load_endpoint(path, name, given)
-    preprocess = preprocessing(info.config.image_size, info.config.center_crop_eval)
+    load = image_loader(info.config)
     batches = [images[begin : begin + batch_size] for begin in range(0, len(images), batch_size)]
     with (
         futures.ThreadPoolExecutor() as pool,
@@ -166,7 +160,7 @@ def compute_endpoint(
     ):
 
         def submit(batch):
-            return [pool.submit(load_image, image, preprocess) for image in batch]
+            return [pool.submit(load, image) for image in batch]
 
         tasks = submit(batches[0])
         for batch, next_batch in zip(batches, [*batches[1:], []]):

@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 import metrics
+from config import DEFAULT_CONVERSION, Conversion
 from inference import analysis, endpoints, similarity, thumbnails, writers
 from probing.nearest_neighbors import KNN_NEIGHBORS
 from runtime import console, progress, signals, storage
@@ -57,6 +58,7 @@ class Images:
       unreadable: dict mapping the names of unreadable images to reasons.
       total: number of images from which the images were chosen at random, or None if they are not a
         random sample.
+      conversion: see `image_files.convert`.
     """
 
     paths: list[str]
@@ -65,6 +67,7 @@ class Images:
     classes: list[str] | None
     unreadable: dict[str, str]
     total: int | None = None
+    conversion: Conversion = DEFAULT_CONVERSION
 
 
 # ---------------------------------------------------------------------------------------------------------- images
@@ -113,8 +116,9 @@ def write_gallery(
         )
     queries = _find_queries(queries, names)
     if vectors_file is None:
-        paths, vectors, unreadable = _compute_vectors(model, list(names), output, given)
+        paths, vectors, unreadable, conversion = _compute_vectors(model, list(names), output, given)
     else:
+        conversion = DEFAULT_CONVERSION
         paths, vectors = _read_vectors(vectors_file, names)
         unreadable = dict.fromkeys(sorted(names.keys() - set(paths)), f"not in {vectors_file}")
     classes = endpoints.find_classes(inputs, names)
@@ -124,6 +128,7 @@ def write_gallery(
         vectors,
         [classes[path] for path in paths] if classes.keys() >= set(paths) else None,
         {names[path]: reason for path, reason in unreadable.items()},
+        conversion=conversion,
     )
     query_rows = [paths.index(path) for path in queries if path in paths]
     write_page(images, model, out, query_rows, threshold, num_clusters, seed)
@@ -168,7 +173,7 @@ def write_for_run(
             rows = np.random.default_rng(seed).choice(len(paths), _MAX_SAMPLE, replace=False)
             order = order[np.sort(rows)]
         label_of = {paths[row]: labels[row] for row in order}
-        readable, vectors, unreadable = _compute_vectors(model, list(label_of))
+        readable, vectors, unreadable, conversion = _compute_vectors(model, list(label_of))
         has_classes = (source.num_classes or 1) > 1
         images = Images(
             readable,
@@ -177,6 +182,7 @@ def write_for_run(
             [source.class_names[label_of[path]] for path in readable] if has_classes else None,
             {os.path.relpath(path, source.root): reason for path, reason in unreadable.items()},
             len(paths) if len(paths) > len(order) else None,
+            conversion,
         )
         check()
         write_page(images, model, out, seed=seed)
@@ -191,14 +197,16 @@ def _compute_vectors(
     paths: list[str],
     output: str = "final_avg_pool",
     given: dict[str, int] | None = None,
-) -> tuple[list[str], np.ndarray, dict[str, str]]:
-    """Returns the readable paths, their vectors [n, d], and a dict mapping unreadable paths to reasons."""
+) -> tuple[list[str], np.ndarray, dict[str, str], Conversion]:
+    """Returns the readable paths, their vectors [n, d], unreadable paths with reasons, and the network's conversion."""
     console.log(f"computing the features of {len(paths):,} images")
     unreadable = {}
-    batches, vectors, _ = zip(*endpoints.compute_endpoint(model, output, given, paths, unreadable))
+    batches, vectors, (info, *_) = zip(
+        *endpoints.compute_endpoint(model, output, given, paths, unreadable)
+    )
     vectors = np.concatenate(vectors)
     _check_finite(f"MODEL={model}", vectors)
-    return list(itertools.chain(*batches)), vectors, unreadable
+    return list(itertools.chain(*batches)), vectors, unreadable, info.config.conversion
 
 
 def _check_finite(flag: str, vectors: np.ndarray) -> None:
@@ -307,7 +315,7 @@ def write_page(
     console.log("drawing the map")
     signals.safe_point(storage.NOTHING_WRITTEN)
     map_side = _THUMBNAIL_SIDE if len(on_map) <= 500 else _MAP_SIDE
-    on_map_images = dict(zip(on_map.tolist(), _load_thumbnails(images.paths, on_map, map_side)))
+    on_map_images = dict(zip(on_map.tolist(), _load_thumbnails(images, on_map, map_side)))
     page = dict(
         model=model,
         images=images,
@@ -341,7 +349,7 @@ def write_page(
         classes=_classes(images.classes, neighbors) if images.classes and count > 1 else None,
     )
     shown = sorted(set(_shown_images(page)))
-    loaded = _load_thumbnails(images.paths, shown, _THUMBNAIL_SIDE)
+    loaded = _load_thumbnails(images, shown, _THUMBNAIL_SIDE)
     page["thumbnails"] = dict(zip(shown, map(thumbnails.encode, loaded)))
     page["map"]["thumbnails"] = [
         thumbnails.encode(image, _MAP_QUALITY) for image in on_map_images.values()
@@ -446,11 +454,12 @@ def _shown_images(page: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _load_thumbnails(
-    paths: Sequence[str], rows: Sequence[int] | np.ndarray, side: int
+    images: Images, rows: Sequence[int] | np.ndarray, side: int
 ) -> Iterator[Image.Image | None]:
     """Yields the thumbnails of the images in `rows` (see `thumbnails.load_thumbnail`)."""
-    images = thumbnails.load_thumbnails([paths[row] for row in rows], side)
-    for image in progress.terminal_bar(images, len(rows), "thumbnails"):
+    paths = [images.paths[row] for row in rows]
+    loaded = thumbnails.load_thumbnails(paths, side, images.conversion)
+    for image in progress.terminal_bar(loaded, len(rows), "thumbnails"):
         signals.safe_point(storage.NOTHING_WRITTEN)
         yield image
 

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 
 from PIL import Image
 
+from config import DEFAULT_CONVERSION, Conversion
 from sources import image_files
 
 
-def load_thumbnail(path: str, side: int) -> Image.Image | None:
+def load_thumbnail(
+    path: str, side: int, conversion: Conversion = DEFAULT_CONVERSION
+) -> Image.Image | None:
     """Returns an image file as an upright RGB image whose longer side has at most `side` pixels.
 
     Supports the same file formats as the network's input (see `image_files.convert`). Small images
@@ -20,7 +23,7 @@ def load_thumbnail(path: str, side: int) -> Image.Image | None:
     try:
         with image_files.checked_content(path) as content:
             image = Image.open(
-                io.BytesIO(image_files.convert(content)), formats=("JPEG", "PNG", "BMP")
+                io.BytesIO(image_files.convert(content, conversion)), formats=("JPEG", "PNG", "BMP")
             )
             # JPEG files are decoded at a reduced size, which is faster.
             image.draft("RGB", (2 * side, 2 * side))
@@ -33,9 +36,11 @@ def load_thumbnail(path: str, side: int) -> Image.Image | None:
         return None
 
 
-def load_thumbnails(paths: list[str], side: int) -> Iterator[Image.Image | None]:
+def load_thumbnails(
+    paths: list[str], side: int, conversion: Conversion = DEFAULT_CONVERSION
+) -> Iterator[Image.Image | None]:
     """Returns an iterator over the results of `load_thumbnail` for each path, in order. Uses several threads."""
-    return image_files.map_paths(lambda path: load_thumbnail(path, side), paths)
+    return image_files.map_paths(lambda path: load_thumbnail(path, side, conversion), paths)
 
 
 def encode(image: Image.Image | None, quality: int = 80) -> str | None:

@@ -93,7 +93,7 @@ def check_split(source: Source, flag: str, split: str) -> int:
 
 def open_configured(config: Config, may_prepare: bool = True) -> Source:
     """Calls `open_source` with the settings of a run."""
-    return open_source(
+    source = open_source(
         config.dataset,
         config.data_dir,
         config.labels,
@@ -102,6 +102,8 @@ def open_configured(config: Config, may_prepare: bool = True) -> Source:
         config.label_key,
         config.group_pattern,
     )
+    source.conversion = config.conversion
+    return source
 
 
 # Training and evaluation splits of a data set with only one split. The second pair is for at least

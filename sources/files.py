@@ -92,7 +92,7 @@ class FileSource(IndexedSource):
                     )
 
     def _load_file(self, path: tf.Tensor) -> tf.Tensor:
-        return image_files.load(tf.strings.join([self._prefix, path]))
+        return image_files.load(tf.strings.join([self._prefix, path]), self.conversion)
 
     def _absolute(self, paths: np.ndarray) -> list[str]:
         return [os.fsdecode(self._prefix + path) for path in paths.tolist()]

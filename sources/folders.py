@@ -35,8 +35,8 @@ def folder_source(path: str, labels: bool = True, group_pattern: str | None = No
     others = console.join_first([f"{count} {suffix}" for suffix, count in found.others.items()])
     if not any(found.folder.files()):
         raise UserError(
-            f"--dataset={name}: the directory has no images, but {others or 'nothing'}. Check the"
-            f" path; images are files that end in {', '.join(image_files.IMAGE_SUFFIXES)}."
+            f"--dataset={name}: the directory has no images (other files: {others or 'none'}). Check"
+            " the path."
         )
     try:
         splits, lines = layout.find_layout(found.folder, name, labels)

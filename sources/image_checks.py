@@ -8,14 +8,15 @@ import os
 from collections.abc import Iterable
 
 from config import Config
-from runtime import console, storage
+from runtime import console, progress, storage
 from runtime.errors import UserError
 from sources import image_files
 from sources.files import FileSource
 from sources.source import Source
 
 _CHECK_FILE = "images.json"
-_VERSION = 2  # Increase this number when a code change affects which images are usable.
+_SAMPLE, _MAX_SAMPLE = 32, 2000  # numbers of images whose largest values are read
+_VERSION = 3  # Increase this number when a code change affects which images are usable.
 
 
 def check_images(config: Config, source: Source, is_chief: bool) -> None:
@@ -31,12 +32,14 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
     if not isinstance(source, FileSource):
         return
     paths, path = source.paths(), config.model_dir and os.path.join(config.model_dir, _CHECK_FILE)
-    inputs: dict = dict(digest=files_digest(paths), version=_VERSION)
+    inputs: dict = dict(
+        digest=files_digest(paths), version=_VERSION, conversion=repr(source.conversion)
+    )
     result = None
     with contextlib.suppress(UserError):  # An unreadable file is rewritten.
         result = path and storage.read_json(path)
     if not result or result != {**result, **inputs}:
-        result = dict(inputs, unusable=image_files.find_unusable(paths))
+        result = dict(inputs, unusable=image_files.find_unusable(paths, source.conversion))
         if path and is_chief and config.mode != "eval":
             storage.write_json(path, result)
     unusable = result["unusable"]
@@ -55,6 +58,40 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
     source.exclude(unusable)
     if is_chief:
         console.log(f"skipped: {problem}")
+
+
+def _largest_values(config: Config, source: Source, limit: int) -> tuple[float, float]:
+    """Returns the largest value in the first training images, and the largest of its type; see `largest_values`."""
+    if not isinstance(source, FileSource):
+        return 0.0, 0.0
+
+    def read(path):
+        try:
+            with image_files.checked_content(path) as content:
+                return image_files.largest_values(content, config.conversion)
+        except image_files.UnusableImage:  # `check_images` reports the image.
+            return 0.0, 0.0
+
+    paths = source.labeled_paths(config.train_split)[0][:limit]
+    with contextlib.closing(image_files.map_paths(read, paths)) as values:
+        return max(progress.track(values, len(paths), "reading the largest pixel values"))
+
+
+def find_white_level(config: Config, source: Source) -> str | None:
+    """Returns the value of `--white_level` for the images of the training split, or None if all have 8 bits."""
+    largest, _ = _largest_values(config, source, _MAX_SAMPLE)
+    return f"{largest:g}" if largest else None
+
+
+def describe_values(config: Config, source: Source) -> list[str]:
+    """Returns a line if training images would be much darker than their largest value."""
+    largest, possible = _largest_values(config, source, _SAMPLE)
+    if config.white_level or largest > possible / 4 or not largest:
+        return []
+    return [
+        f"the sampled images have values up to {largest:g}, but white is {possible:g}, so they are"
+        " almost black. Set --white_level=auto"
+    ]
 
 
 def files_digest(paths: Iterable[str]) -> str:

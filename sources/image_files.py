@@ -7,18 +7,21 @@ import contextlib
 import dataclasses
 import errno
 import io
+import logging
 import os
 import pathlib
 import stat
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator
 from concurrent import futures
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
-from PIL import ExifTags, Image, PngImagePlugin, TiffImagePlugin
+import tifffile
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin, TiffImagePlugin
 
+from config import DEFAULT_CONVERSION, Conversion
 from runtime import progress
 from runtime.errors import UserError, first_line
 
@@ -32,23 +35,14 @@ Image.init()
 # Larger images, or frames of animations, are not decoded: decoding requires up to 25 bytes per pixel.
 MAX_PIXELS = 100_000_000
 Image.MAX_IMAGE_PIXELS = None  # `MAX_PIXELS` replaces Pillow's limit.
-# Suffix -> Pillow's name for the format. Files in other formats are not opened, since some decoders
-# run other programs.
-_FORMAT_OF_SUFFIX = {
-    ".jpg": "JPEG",
-    ".jpeg": "JPEG",
-    ".png": "PNG",
-    ".gif": "GIF",
-    ".bmp": "BMP",
-    ".webp": "WEBP",
-    ".tif": "TIFF",
-    ".tiff": "TIFF",
-    ".avif": "AVIF",
-    ".heic": "HEIF",
-    ".heif": "HEIF",
-}
-IMAGE_SUFFIXES = tuple(suffix for suffix, name in _FORMAT_OF_SUFFIX.items() if name in Image.OPEN)
-_FORMATS = tuple(dict.fromkeys(_FORMAT_OF_SUFFIX[suffix] for suffix in IMAGE_SUFFIXES))
+# Formats of which Pillow has no decoder, or one that runs other programs.
+_NO_FORMATS = {"EPS", "WMF", "MPEG", "BUFR", "GRIB", "HDF5"}
+_FORMATS = tuple(name for name in Image.OPEN if name not in _NO_FORMATS)
+IMAGE_SUFFIXES = tuple(
+    suffix for suffix, name in Image.registered_extensions().items() if name in _FORMATS
+)
+logging.getLogger("PIL").setLevel(logging.CRITICAL)  # Errors are reported as `UnusableImage`.
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)
 # Some programs store long texts in PNG files.
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 # Exif orientation -> Pillow's method that makes the image upright.
@@ -61,7 +55,7 @@ _TRANSPOSITIONS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_PNG = b"\x89PNG"
+_TIFF = b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"  # first bytes
 # Archivers and file systems create these folders.
 _IGNORED_FOLDERS = ("__MACOSX", "@eaDir", "lost+found")
 # Files and images that exceed these sizes are read and decoded one at a time, under
@@ -197,28 +191,30 @@ def find_images(folder: str | os.PathLike[str]) -> list[str]:
 # -------------------------------------------------------------------------------------------------------- decoding
 
 
-def load(path: tf.Tensor) -> tf.Tensor:
+def load(path: tf.Tensor, conversion: Conversion = DEFAULT_CONVERSION) -> tf.Tensor:
     """Reads an image file, and converts the content if necessary (see `convert`). Can be used in graph mode.
 
-    JPEG and PNG files without Exif data are not converted. For all other files, `convert` is
-    called.
+    JPEG files, and PNG files with opaque pixels of 8 bits, are not converted unless they have Exif
+    data. For all other files, `convert` is called.
 
     Args:
       path: string scalar.
+      conversion: see `convert`.
 
     Returns:
       String scalar: the content of an image file that TensorFlow can decode.
     """
     content = tf.io.read_file(path)
-    is_png = tf.strings.substr(content, 0, len(_PNG)) == _PNG
-    has_exif = tf.strings.regex_full_match(content, r"\C*(Exif|eXIf)\C*")
+    # At most 8 bits, and gray, RGB or a palette; the rest of the header may have any value.
+    is_png = tf.strings.regex_full_match(content, r"\x89PNG\C{20}[\x01-\x08][\x00\x02\x03]\C*")
+    has_metadata = tf.strings.regex_full_match(content, r"\C*(Exif|eXIf|tRNS)\C*")
 
     def convert_array(array):
         # `array` is a 0-dimensional array in eager mode, and bytes in a graph.
-        return convert(array.item() if isinstance(array, np.ndarray) else array)
+        return convert(array.item() if isinstance(array, np.ndarray) else array, conversion)
 
     return tf.cond(
-        (tf.io.is_jpeg(content) | is_png) & ~has_exif,
+        (tf.io.is_jpeg(content) | is_png) & ~has_metadata & (not conversion.bands),
         lambda: content,
         lambda: tf.ensure_shape(
             tf.numpy_function(convert_array, [content], tf.string, stateful=False), []
@@ -226,34 +222,132 @@ def load(path: tf.Tensor) -> tf.Tensor:
     )
 
 
-def convert(content: bytes) -> bytes:
+def convert(content: bytes, conversion: Conversion = DEFAULT_CONVERSION) -> bytes:
     """Converts the content of an image file to a format that TensorFlow can decode.
 
-    Returns JPEG and PNG files unchanged, unless their Exif data specify that the image must be
-    rotated or mirrored for display. Decodes other files with Pillow, and returns the image, or the
-    first frame of an animation, as a BMP file.
+    Returns JPEG and PNG files unchanged, unless they have more than 8 bits or transparent pixels, or
+    their Exif data specify that the image must be rotated or mirrored for display. Returns other
+    images, and the first frame of an animation, as a BMP file. The background of transparent images
+    is white.
 
     Raises:
       UnusableImage: the image is corrupt, or the type of its pixels is not supported.
     """
-    try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            has_exif = b"Exif" in content or b"eXIf" in content
-            if image.format in ("JPEG", "MPO", "PNG") and not (
-                has_exif and _orientation(image) in _TRANSPOSITIONS
-            ):
-                return content
-            bitmap = io.BytesIO()
+    with _opened(content) as image:
+        values = _read_values(image, content, conversion)
+        is_tiff_page = isinstance(image, tifffile.TiffPage)
+        method = None if is_tiff_page else _TRANSPOSITIONS.get(_orientation(image))
+        if (
+            values is None
+            and method is None
+            and image.format in ("JPEG", "MPO", "PNG")
+            and not image.has_transparency_data
+        ):
+            return content
+        if values is None:
             # Some of Pillow's decoders rotate the image and then remove the orientation tag.
             image.load()
             method = _TRANSPOSITIONS.get(_orientation(image))
-            image = to_rgb(image)
-            (image if method is None else image.transpose(method)).save(bitmap, "BMP")
-            return bitmap.getvalue()
+        rgb, bitmap = to_rgb(image) if values is None else _scale(values, conversion), io.BytesIO()
+        tags = getattr(image, "tag_v2", {})
+        if values is not None and tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0:
+            rgb = ImageOps.invert(rgb)  # The value of white is 0.
+        (rgb if method is None else rgb.transpose(method)).save(bitmap, "BMP")
+        return bitmap.getvalue()
+
+
+def largest_values(
+    content: bytes, conversion: Conversion = DEFAULT_CONVERSION
+) -> tuple[float, float]:
+    """Returns the largest absolute value in an image, and that of its type; 0 and 0 for images with at most 8 bits.
+
+    Raises `UnusableImage`; see `convert`.
+    """
+    with _opened(content) as image:
+        values = _read_values(image, content, conversion)
+        if values is None or values.dtype == np.uint8:
+            return 0.0, 0.0
+        return float(np.abs(values.astype(np.float64)).max()), _white(values.dtype)
+
+
+@contextlib.contextmanager
+def _opened(content: bytes) -> Iterator[Any]:
+    """Returns a context manager that opens an image with Pillow or, if Pillow cannot, with tifffile (a page)."""
+    try:
+        try:
+            image = Image.open(io.BytesIO(content), formats=_FORMATS)
+        except Exception:
+            if content[:4] not in _TIFF:
+                raise
+            image = tifffile.TiffFile(io.BytesIO(content)).pages.first
+        yield image
     except (UnusableImage, MemoryError):
         raise
-    except Exception as error:  # Pillow raises exceptions of many types for corrupt files.
-        raise UnusableImage("truncated or corrupt") from error
+    except Exception as error:  # The libraries raise exceptions of many types for corrupt files.
+        needs_codec = "imagecodecs" in str(error)
+        raise UnusableImage(
+            "compressed data (pip install imagecodecs)" if needs_codec else "truncated or corrupt"
+        ) from error
+
+
+def _read_values(image: Any, content: bytes, conversion: Conversion) -> np.ndarray | None:
+    """Returns the values [h, w, channels] of an image that Pillow does not convert correctly to RGB, or None."""
+    tags = getattr(image, "tag_v2", {})
+    bits = np.ravel(tags.get(TiffImagePlugin.BITSPERSAMPLE, 8))
+    if isinstance(image, tifffile.TiffPage) or (bits.max() > 8 and len(bits) > 1):
+        page = tifffile.TiffFile(io.BytesIO(content)).pages.first
+        values = page.asarray()
+        values = np.moveaxis(values, 0, -1) if page.axes == "SYX" else values
+    elif image.mode == "I":  # Pillow converts other integers to int32.
+        is_signed = np.ravel(tags.get(TiffImagePlugin.SAMPLEFORMAT, 1))[0] == 2
+        kind = "u2" if image.format == "PPM" else f"{'i' if is_signed else 'u'}{bits[0] // 8}"
+        values = np.asarray(image).astype(kind)
+    elif image.mode == "F" or image.mode.startswith("I;16"):
+        values = np.asarray(image)
+    elif image.format == "PNG" and content[24] > 8:
+        values = tf.io.decode_png(content, dtype=tf.uint16).numpy()
+    elif conversion.bands:
+        values = np.asarray(image)
+    else:
+        return None
+    return np.atleast_3d(values)
+
+
+def _white(dtype: np.dtype) -> float:
+    """Returns the largest value of a type of pixels, which is 1 for floating-point numbers."""
+    return 1.0 if dtype.kind == "f" else float(np.iinfo(dtype).max)
+
+
+def _scale(values: np.ndarray, conversion: Conversion) -> Image.Image:
+    """Returns an RGB image of values [h, w, channels]; see `Conversion`."""
+    channels, dtype = values.shape[-1], values.dtype
+    white = conversion.white_level if dtype.itemsize > 1 else None
+    if white is None and dtype.itemsize > 2 and not 0 <= values.min() <= values.max() <= 1:
+        raise UnusableImage(f"values up to {values.max():g}; set --white_level=auto")
+    bands = [band - 1 for band in conversion.bands] or list(range(channels))
+    if max(bands) >= channels or len(bands) > 4:
+        raise UnusableImage(f"{channels} channels per pixel: choose three, as in --bands=4,3,2")
+    scaled = values[..., bands].astype(np.float64) / (white or _white(dtype))
+    if dtype.kind == "i":
+        scaled = (scaled + 1) / 2
+    if len(bands) in (
+        2,
+        4,
+    ):  # The last channel is the opacity, whose largest value is that of the type.
+        opacity = values[..., bands[-1:]] / _white(dtype)
+        scaled = scaled[..., :-1] * opacity + 1 - opacity
+    rgb = np.uint8(np.round(np.clip(scaled, 0, 1) * 255))
+    return Image.fromarray(np.ascontiguousarray(np.broadcast_to(rgb, (*rgb.shape[:2], 3))))
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Converts an image with 8 bits to RGB. The background of a transparent image is white."""
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    background = Image.new("RGB", image.size, "white")
+    background.paste(image, mask=image)
+    return background
 
 
 def _orientation(image: Image.Image) -> int | None:
@@ -264,15 +358,6 @@ def _orientation(image: Image.Image) -> int | None:
         # Pillow raises exceptions of many types for malformed Exif data, which other programs
         # ignore.
         return None
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Converts an image of any type to 8-bit RGB. Raises `UnusableImage` if the range of its pixels is unknown."""
-    if image.mode.startswith("I;16"):  # Pillow would clip 16-bit values instead of scaling them.
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise UnusableImage("32-bit pixels of unknown range; convert the image to JPEG or PNG")
-    return image.convert("RGB")
 
 
 # --------------------------------------------------------------------------------------------------------- checks
@@ -314,14 +399,14 @@ def checked_content(path: str) -> Iterator[bytes]:
         yield content
 
 
-def why_unusable(path: str) -> str | None:
+def why_unusable(path: str, conversion: Conversion = DEFAULT_CONVERSION) -> str | None:
     """Decodes an image file and returns the reason why it is unusable, or None if it is usable.
 
     Raises `UserError` if the file cannot be read.
     """
     try:
         with checked_content(path) as content:
-            tf.io.decode_image(convert(content), channels=3, expand_animations=False)
+            tf.io.decode_image(convert(content, conversion), channels=3, expand_animations=False)
     except UnusableImage as error:
         return str(error)
     except tf.errors.OpError:
@@ -329,10 +414,12 @@ def why_unusable(path: str) -> str | None:
     return None
 
 
-def find_unusable(paths: list[str]) -> dict[str, str]:
+def find_unusable(paths: list[str], conversion: Conversion = DEFAULT_CONVERSION) -> dict[str, str]:
     """Decodes all files and returns a dict that maps the path of each unusable file to the reason."""
     # After a signal, `closing` cancels the queued calls.
-    with contextlib.closing(map_paths(why_unusable, paths)) as reasons:
+    with contextlib.closing(
+        map_paths(lambda path: why_unusable(path, conversion), paths)
+    ) as reasons:
         checks = progress.track(zip(paths, reasons), len(paths), "checking images")
         return {path: reason for path, reason in checks if reason}
 
@@ -365,7 +452,7 @@ def _file_size(path: str) -> int:
 
 
 def _count_pixels(file: io.BufferedReader | tf.io.gfile.GFile) -> int:
-    """Returns the number of pixels that Pillow will allocate for an open file. Reads only the header.
+    """Returns the number of pixels that a library will allocate for an open file. Reads only the header.
 
     Raises:
       UnusableImage: the file is corrupt, or is not an image in a supported format.
@@ -377,20 +464,20 @@ def _count_pixels(file: io.BufferedReader | tf.io.gfile.GFile) -> int:
                 int.from_bytes(header[27:30], "little") + 1
             )
         file.seek(0)
+        if header[:4] in _TIFF:  # TIFF tiles may be larger than the image.
+            page = tifffile.TiffFile(file).pages.first
+            return max(page.imagewidth * page.imagelength, page.tilewidth * page.tilelength)
         with Image.open(file, formats=_FORMATS) as image:
-            tags = getattr(image, "tag_v2", {})  # TIFF tiles may be larger than the image.
-            tile = tags.get(TiffImagePlugin.TILEWIDTH, 0) * tags.get(TiffImagePlugin.TILELENGTH, 0)
-            return max(image.width * image.height, tile)
+            return image.width * image.height
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises exceptions of many types for corrupt headers.
         if isinstance(error, tf.errors.OpError) or getattr(error, "errno", None):
             raise
-        if any(accepts and accepts(header) is True for _, accepts in map(Image.OPEN.get, _FORMATS)):
+        tests = [Image.OPEN[name][1] for name in _FORMATS]
+        if header[:4] in _TIFF or any(accepts and accepts(header) is True for accepts in tests):
             raise UnusableImage("truncated or corrupt") from error
-        raise UnusableImage(
-            f"not an image in a supported format ({', '.join(_FORMATS)})"
-        ) from error
+        raise UnusableImage("not an image that Pillow can read") from error
 
 
 def _unreadable(path: str, error: Exception) -> UserError:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from config import DEFAULT_CONVERSION, Conversion
 from runtime.pipelines import PARALLEL_CALLS
 
 _SAMPLED_LABELS = 1024  # number of examples in a split that are searched for labels
@@ -28,11 +29,13 @@ class Source(abc.ABC):
         each class that is present, 0 for each class that is absent, and -1 for each class to ignore
         in training and evaluation (in PASCAL VOC, a class whose objects in the image are all marked
         as difficult).
+      conversion: how pixels are converted to 8-bit RGB.
     """
 
     name: str
     class_names: list[str] | None
     multi_label: bool = False
+    conversion: Conversion = DEFAULT_CONVERSION
 
     @property
     def num_classes(self) -> int | None:

@@ -281,11 +281,11 @@ def test_class_folders_without_images_are_reported(tmp_path, logged):
     write_images(tmp_path, "train/cat/1.png", "train/dog/2.png", "test/cat/3.png")
     for name in ("train/empty", "train/raw/deep", "test/empty", "test/dog"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "train" / "raw" / "deep" / "a.psd").touch()
+    (tmp_path / "train" / "raw" / "deep" / "a.ps").touch()
     assert folders.folder_source(str(tmp_path)).class_names == ["cat", "dog"]
     assert logged == [
         "ignored class folders without images: empty, raw",
-        "ignored files that are not images: 1 .psd",
+        "ignored files that are not images: 1 .ps",
     ]
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from config import settings_with
 from runtime import command_line, console, tensorflow_startup
 from runtime.paths import check_paths
 from transfer import tasks
@@ -128,7 +129,7 @@ def _add_common(command: argparse.ArgumentParser, run: str, protocol: str) -> No
     command.add_argument(
         "--dataset", help="data set, as for run.py (default: the data set of --task)"
     )
-    for name in ("data_dir", "image_key", "label_key", "group_pattern"):
+    for name in set(settings_with("data_access")) - {"corrupt_images"}:
         command.add_argument(f"--{name}", help="as for run.py")
     command.add_argument(
         "--metric",

@@ -11,9 +11,14 @@ import zlib
 import numpy as np
 import pytest
 import tensorflow as tf
+import tifffile
 from PIL import ExifTags, Image
 
-from inference import endpoints
+import checks
+import data_util
+from checkpoints.run_directory import Recorded
+from config import Config
+from inference import endpoints, thumbnails
 from runtime import command_line
 from runtime.errors import UserError
 from sources import datasets, digits, folders, image_checks, image_files, tfds_source
@@ -40,7 +45,17 @@ JPEG, PNG = (
 )
 PNG_16_BIT = tf.io.encode_png(PIXELS.astype(np.uint16) * 257).numpy()
 PALETTE = Image.fromarray(PIXELS // 64 * 64).convert("P", palette=Image.Palette.ADAPTIVE)
+GRAY = np.repeat(PIXELS[..., :1], 3, -1)
 FRAMES = [Image.fromarray(np.roll(PIXELS // 64 * 64, shift, 0)) for shift in (0, 5)]
+TRANSPARENT = np.concatenate([PIXELS, np.roll(PIXELS[..., :1], 3, 0)], -1)
+
+
+def on_white(pixels):
+    opacity = pixels[..., 3:] / 255
+    return np.round(pixels[..., :3] * opacity + 255 * (1 - opacity)).astype(np.uint8)
+
+
+ON_WHITE = on_white(TRANSPARENT)
 VALID = {  # name -> (content, expected pixels, maximum difference)
     "rgb.jpg": (JPEG, SMOOTH, 16),
     "rgb.png": (PNG, PIXELS, 0),
@@ -55,7 +70,35 @@ VALID = {  # name -> (content, expected pixels, maximum difference)
         np.repeat(PIXELS[..., :1], 3, -1),
         0,
     ),
-    "alpha.png": (encode(Image.fromarray(PIXELS).convert("RGBA"), "png"), PIXELS, 0),
+    "opaque.png": (encode(Image.fromarray(PIXELS).convert("RGBA"), "png"), PIXELS, 0),
+    **{
+        f"transparent.{suffix}": (
+            encode(Image.fromarray(TRANSPARENT), suffix, lossless=True),
+            ON_WHITE,
+            1,
+        )
+        for suffix in ("png", "webp", "tiff", "tga")
+    },
+    "gray_transparent.png": (
+        encode(Image.fromarray(TRANSPARENT[..., 2:], "LA"), "png"),
+        on_white(TRANSPARENT[..., [2, 2, 2, 3]]),
+        1,
+    ),
+    "transparent_sixteen_bits.png": (
+        tf.io.encode_png(TRANSPARENT.astype(np.uint16) * 257).numpy(),
+        ON_WHITE,
+        1,
+    ),
+    "transparent_color.png": (
+        encode(Image.fromarray(SMOOTH), "png", transparency=(0, 0, 99)),
+        np.where((SMOOTH == (0, 0, 99)).all(-1, keepdims=True), np.uint8(255), SMOOTH),
+        0,
+    ),
+    "transparent.gif": (
+        encode(Image.fromarray(PIXELS[..., 0] % 3), "gif", transparency=0),
+        np.where(GRAY % 3, GRAY % 3, np.uint8(255)),
+        0,
+    ),
     "palette.png": (
         encode(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE), "png"),
         np.array(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE).convert("RGB")),
@@ -82,6 +125,20 @@ VALID = {  # name -> (content, expected pixels, maximum difference)
         np.repeat(PIXELS[..., :1], 3, -1),
         0,
     ),
+    **{
+        name: (encode(Image.fromarray(PIXELS), file_format, **options), PIXELS, 0)
+        for name, file_format, options in (
+            ("image.ppm", "ppm", {}),
+            ("image.jp2", "jpeg2000", {"irreversible": False}),
+            ("image.tga", "tga", {}),
+            ("image.ico", "ico", {"sizes": [(20, 24)]}),
+            ("image.pcx", "pcx", {}),
+            ("image.sgi", "sgi", {}),
+            ("image.dds", "dds", {}),
+        )
+    },
+    "image.jfif": (JPEG, SMOOTH, 16),
+    "image.pgm": (encode(Image.fromarray(PIXELS[..., 0]), "ppm"), GRAY, 0),
     "smooth.avif": (encode(Image.fromarray(SMOOTH), "avif", quality=95), SMOOTH, 24),
     "png_called.jpg": (PNG, PIXELS, 0),
 }
@@ -94,7 +151,7 @@ ORIENTED = {
     7: lambda x: np.swapaxes(np.rot90(x, 2), 0, 1),
     8: np.rot90,
 }
-NOT_AN_IMAGE = "not an image in a supported format (JPEG, PNG, GIF, BMP, WEBP, TIFF, AVIF)"
+NOT_AN_IMAGE = "not an image that Pillow can read"
 UNUSABLE = {  # name -> (content, reason)
     "empty.png": (b"", "empty"),
     "cut.jpg": (JPEG[: len(JPEG) // 2], "truncated or corrupt"),
@@ -110,7 +167,7 @@ UNUSABLE = {  # name -> (content, reason)
     ),
     "float.tiff": (
         encode(Image.fromarray(PIXELS[..., 0].astype(np.float32)), "tiff"),
-        "32-bit pixels of unknown range; convert the image to JPEG or PNG",
+        "values up to 254; set --white_level=auto",
     ),
 }
 
@@ -126,6 +183,129 @@ def test_images_in_all_formats_are_decoded_to_the_expected_pixels(name, tmp_path
     assert (
         decoded.shape == pixels.shape and np.abs(decoded.astype(int) - pixels).max() <= difference
     )
+
+
+def tiff(array, **options):
+    buffer = io.BytesIO()
+    tifffile.imwrite(buffer, array, **options)
+    return buffer.getvalue()
+
+
+def sixteen_bit_png(array):
+    return tf.io.encode_png(array.astype(np.uint16)).numpy()
+
+
+TWELVE = np.random.default_rng(1).integers(0, 4096, [9, 7, 3]).astype(np.uint16)
+TWELVE[0, 0] = 4095
+SIGNED = np.random.default_rng(2).integers(-1000, 1001, [9, 7]).astype(np.int16)
+SIGNED[0, 0] = -1000
+UNIT = np.random.default_rng(3).uniform(0, 1, [9, 7]).astype(np.float32)
+BANDS = np.random.default_rng(4).integers(0, 3000, [9, 7, 13]).astype(np.uint16)
+CHUNKY = tiff(BANDS, photometric="minisblack", planarconfig="contig")
+DEEP = {  # name -> (content, white level, bands, expected values in [0, 1])
+    "gray": (sixteen_bit_png(TWELVE[..., :1]), 4095, None, TWELVE[..., 0] / 4095),
+    "gray at full range": (sixteen_bit_png(TWELVE[..., :1]), None, None, TWELVE[..., 0] / 65535),
+    "RGB": (sixteen_bit_png(TWELVE), 4095, None, TWELVE / 4095),
+    "clipped": (sixteen_bit_png(TWELVE), 2000, None, np.minimum(TWELVE / 2000, 1)),
+    "TIFF": (tiff(TWELVE[..., 0]), 4095, None, TWELVE[..., 0] / 4095),
+    "big endian": (tiff(TWELVE[..., 0], byteorder=">"), 4095, None, TWELVE[..., 0] / 4095),
+    "RGB TIFF": (tiff(TWELVE, photometric="rgb"), 4095, None, TWELVE / 4095),
+    "compressed RGB TIFF": (
+        tiff(TWELVE, photometric="rgb", compression="zlib", predictor=True),
+        4095,
+        None,
+        TWELVE / 4095,
+    ),
+    "white is zero": (
+        tiff(TWELVE[..., 0], photometric="miniswhite"),
+        5000,
+        None,
+        1 - TWELVE[..., 0] / 5000,
+    ),
+    "signed": (tiff(SIGNED), 1000, None, (SIGNED / 1000 + 1) / 2),
+    "signed at full range": (tiff(SIGNED), None, None, (SIGNED / 32767 + 1) / 2),
+    "32 bits": (tiff(TWELVE[..., 0].astype(np.uint32)), 4095, None, TWELVE[..., 0] / 4095),
+    "float": (tiff(UNIT), None, None, UNIT),
+    "large float": (tiff(UNIT * 300), 300, None, UNIT),
+    "bands": (
+        tiff(BANDS, photometric="minisblack", planarconfig="contig"),
+        3000,
+        "4,3,2",
+        BANDS[..., [3, 2, 1]] / 3000,
+    ),
+    "planes": (
+        tiff(np.moveaxis(BANDS, -1, 0), photometric="minisblack", planarconfig="separate"),
+        3000,
+        "13,1,7",
+        BANDS[..., [12, 0, 6]] / 3000,
+    ),
+    "bands of 8 bits": (
+        encode(Image.fromarray(PIXELS), "png"),
+        None,
+        "3,1,1",
+        PIXELS[..., [2, 0, 0]] / 255,
+    ),
+    "PGM": (
+        b"P5 7 9 65535\n" + TWELVE[..., 0].astype(">u2").tobytes(),
+        4095,
+        None,
+        TWELVE[..., 0] / 4095,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_values_of_more_than_eight_bits(name, tmp_path):
+    content, white_level, bands, expected = DEEP[name]
+    (tmp_path / "a.tif").write_bytes(content)
+    white_level = white_level and str(white_level)
+    settings = dict(dataset=f"folder:{tmp_path}", white_level=white_level, bands=bands)
+    config = Config(**settings, image_size=8)
+    source = datasets.open_configured(config)
+    ((_, item, _),) = source.records("train")
+    expected = expected if expected.ndim == 3 else np.repeat(expected[..., None], 3, -1)
+    # Half of a level for rounding.
+    np.testing.assert_allclose(source.decode(item) / 255, expected, atol=0.51 / 255)
+    assert image_files.find_unusable(source.paths(), config.conversion) == {}
+    loaded = endpoints.image_loader(config)(str(tmp_path / "a.tif")).numpy()
+    resized = data_util.preprocess_for_eval(tf.constant(source.decode(item) / 255), 8, False)
+    np.testing.assert_allclose(loaded, resized, atol=1e-6)
+    thumbnail = thumbnails.load_thumbnail(str(tmp_path / "a.tif"), 64, config.conversion)
+    np.testing.assert_array_equal(thumbnail, source.decode(item))
+
+
+@pytest.mark.parametrize(
+    "name, expected", [("gray", "4095"), ("signed", "1000"), ("planes", "2999")]
+)
+def test_the_white_level_is_the_largest_value_of_the_training_images(name, expected, tmp_path):
+    for index in range(3):
+        (tmp_path / f"{index}.tif").write_bytes(DEEP[name][0])
+    config = Config(dataset=f"folder:{tmp_path}", white_level="auto", bands=DEEP[name][2])
+    source = datasets.open_configured(config)
+    config, lines = checks.complete(config.replace(train_batch_size=2), source, [], Recorded(), 1)
+    assert config.white_level == expected and f"white_level: {expected}" in lines
+
+
+@pytest.mark.parametrize(
+    "content, reason",
+    [
+        (
+            tiff(BANDS, photometric="minisblack", planarconfig="contig"),
+            "13 channels per pixel: choose three, as in --bands=4,3,2",
+        ),
+        (tiff(UNIT * 300), r"values up to \d.*; set --white_level=auto"),
+        (tiff(TWELVE[..., 0].astype(np.uint32)), "values up to 4095; set --white_level=auto"),
+        (tiff(TWELVE)[:-200], "truncated or corrupt"),
+        (  # LZW, for which tifffile needs another package
+            CHUNKY.replace(b"\x03\x01\x03\0\x01\0\0\0\x01", b"\x03\x01\x03\0\x01\0\0\0\x05", 1),
+            r"compressed data .pip install imagecodecs.",
+        ),
+    ],
+)
+def test_reasons_for_unsupported_values_are_true(content, reason, tmp_path, capfd):
+    (tmp_path / "a.tif").write_bytes(content)
+    assert re.fullmatch(reason, image_files.why_unusable(str(tmp_path / "a.tif")))
+    assert "sample" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("file_format", ["jpeg", "png", "webp", "tiff"])
@@ -145,7 +325,7 @@ def test_images_are_rotated_as_specified_by_their_exif_data(file_format, tmp_pat
             decoded.shape == expected.shape and np.abs(decoded.astype(int) - expected).max() <= 12
         ), orientation
         assert image_files.why_unusable(str(path)) is None
-        resized = endpoints.load_image(str(path), endpoints.preprocessing(24, False)).numpy()
+        resized = endpoints.image_loader(Config(image_size=24))(str(path)).numpy()
         assert np.abs(resized - tf.image.resize(expected / 255, [24, 24], "bicubic")).mean() < 0.05
 
 
@@ -231,7 +411,7 @@ def test_corrupt_images_are_skipped_and_the_check_is_cached(folder, tmp_path, mo
         tmp_path, folder, corrupt_images="skip"
     )
     checked = []
-    monkeypatch.setattr(image_files, "find_unusable", lambda paths: checked.append(paths) or {})
+    monkeypatch.setattr(image_files, "find_unusable", lambda paths, _: checked.append(paths) or {})
     assert "skipped: 12 of 36" in run(tmp_path, folder, corrupt_images="skip") and not checked
     (folder / "cat" / "0.png").touch()
     assert "skipped" not in run(tmp_path, folder, corrupt_images="skip") and len(checked) == 1
@@ -366,7 +546,7 @@ def test_images_above_the_pixel_limit_are_not_decoded(name, tmp_path, monkeypatc
     monkeypatch.setattr(tf.io, "decode_image", lambda *_, **__: pytest.fail("decoded"))
     reason = "480 pixels, more than the limit of 479"
     assert image_files.why_unusable(str(path)) == reason
-    assert str(endpoints.load_image(str(path), endpoints.preprocessing(8, False))) == reason
+    assert str(endpoints.image_loader(Config(image_size=8))(str(path))) == reason
 
 
 @pytest.mark.parametrize("file_type", ["fifo", "link to a device"])
@@ -379,7 +559,7 @@ def test_non_regular_files_are_not_opened(tmp_path, monkeypatch, file_type):
     signal.alarm(60)  # If a FIFO were opened, the test would block.
     try:
         assert image_files.why_unusable("x.png") == "not a regular file"
-        image = endpoints.load_image("x.png", endpoints.preprocessing(8, False))
+        image = endpoints.image_loader(Config(image_size=8))("x.png")
         assert str(image) == "not a regular file"
     finally:
         signal.alarm(0)
