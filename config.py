@@ -127,7 +127,6 @@ PRETRAINING_AUGMENTATION = Condition(
 EVALUATING = Condition(
     lambda config: config.evaluates, "--eval_epochs, or --mode=train_then_eval or eval"
 )
-LIST = Condition(lambda config: config.dataset.startswith("list:"), "--dataset=list:FILE")
 FILES = Condition(
     lambda config: config.dataset.startswith(("folder:", "list:")),
     "--dataset=folder:PATH or list:FILE",
@@ -311,20 +310,19 @@ class Config:
     )
     image_key: str | None = setting(
         None,
-        "Column with the paths of the images in a list. If not set: image, file_name, filename or"
-        " path.",
+        "Column of a list, or feature of a TFDS data set, with the images. If not set: image,"
+        " file_name, filename or path, or the only feature with images.",
         "identity",
         "data_of_run",
         "data_access",
-        only=LIST,
     )
     label_key: str | None = setting(
         None,
-        "Column with the labels in a list. If not set: label or class.",
+        "Column of a list, or feature of a TFDS data set, with the labels. If not set: label or class,"
+        " or the only feature with class labels.",
         "identity",
         "data_of_run",
         "data_access",
-        only=LIST,
     )
     group_pattern: str | None = setting(
         None,

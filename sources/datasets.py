@@ -32,7 +32,8 @@ def open_source(
         the images of a list.
       labels: whether to use the labels in the data.
       may_prepare: whether a data set that is not in `data_dir` may be downloaded and prepared.
-      image_key, label_key: names of the columns of a list that contain paths and labels.
+      image_key, label_key: names of the columns of a list, or of the features of a TFDS data set, that
+        contain images and labels.
       group_pattern: regular expression that finds the group of an image in its path.
 
     Raises:
@@ -47,7 +48,7 @@ def open_source(
         path = dataset[len("list:") :]
         source = lists.list_source(path, data_dir, image_key, label_key, group_pattern)
     else:
-        source = TfdsSource(dataset, data_dir, may_prepare)
+        source = TfdsSource(dataset, data_dir, may_prepare, image_key, label_key)
     if source.num_classes == 1 and labels and not source.multi_label:
         console.log(f"no labels: {source.name} has only one class ({source.class_names[0]})")
     if (source.num_classes == 1 and not source.multi_label) or not labels:

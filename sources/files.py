@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from runtime import console
+from runtime import console, progress
 from runtime.errors import UserError
 from sources import image_files
 from sources.indexed import IndexedSource
@@ -159,6 +160,20 @@ class FileSource(IndexedSource):
                 " percentage."
             )
         return row
+
+    def largest_values(self, split: str, limit: int) -> tuple[float, float]:
+        """See `Source`."""
+
+        def read(path):
+            try:
+                with image_files.checked_content(path) as content:
+                    return image_files.largest_values(content, self.conversion)
+            except image_files.UnusableImage:  # `check_images` reports the image.
+                return 0.0, 0.0
+
+        paths = self.labeled_paths(split)[0][:limit]
+        with contextlib.closing(image_files.map_paths(read, paths)) as values:
+            return max(progress.track(values, len(paths), "reading the largest pixel values"))
 
     def groups(self, split: str) -> np.ndarray | None:
         """Returns the group of each image, int64 [n], or None if images have no groups."""

@@ -10,7 +10,7 @@ import numpy as np
 from runtime import console
 from runtime.errors import UserError
 from runtime.paths import check_folder
-from sources import image_files, layout
+from sources import image_files, layout, tfds_source
 from sources.files import Files, FileSource
 
 
@@ -34,9 +34,10 @@ def folder_source(path: str, labels: bool = True, group_pattern: str | None = No
     found = image_files.search(root)
     others = console.join_first([f"{count} {suffix}" for suffix, count in found.others.items()])
     if not any(found.folder.files()):
+        remedy = tfds_source.prepared_data_set(root) or "Check the path."
         raise UserError(
-            f"--dataset={name}: the directory has no images (other files: {others or 'none'}). Check"
-            " the path."
+            f"--dataset={name}: the directory has no images (other files: {others or 'none'})."
+            f" {remedy}"
         )
     try:
         splits, lines = layout.find_layout(found.folder, name, labels)

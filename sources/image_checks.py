@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 
 from config import Config
-from runtime import console, progress, storage
+from runtime import console, storage
 from runtime.errors import UserError
 from sources import image_files
 from sources.files import FileSource
@@ -60,32 +60,15 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
         console.log(f"skipped: {problem}")
 
 
-def _largest_values(config: Config, source: Source, limit: int) -> tuple[float, float]:
-    """Returns the largest value in the first training images, and the largest of its type; see `largest_values`."""
-    if not isinstance(source, FileSource):
-        return 0.0, 0.0
-
-    def read(path):
-        try:
-            with image_files.checked_content(path) as content:
-                return image_files.largest_values(content, config.conversion)
-        except image_files.UnusableImage:  # `check_images` reports the image.
-            return 0.0, 0.0
-
-    paths = source.labeled_paths(config.train_split)[0][:limit]
-    with contextlib.closing(image_files.map_paths(read, paths)) as values:
-        return max(progress.track(values, len(paths), "reading the largest pixel values"))
-
-
 def find_white_level(config: Config, source: Source) -> str | None:
     """Returns the value of `--white_level` for the images of the training split, or None if all have 8 bits."""
-    largest, _ = _largest_values(config, source, _MAX_SAMPLE)
+    largest, _ = source.largest_values(config.train_split, _MAX_SAMPLE)
     return f"{largest:g}" if largest else None
 
 
 def describe_values(config: Config, source: Source) -> list[str]:
     """Returns a line if training images would be much darker than their largest value."""
-    largest, possible = _largest_values(config, source, _SAMPLE)
+    largest, possible = source.largest_values(config.train_split, _SAMPLE)
     if config.white_level or largest > possible / 4 or not largest:
         return []
     return [

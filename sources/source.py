@@ -100,6 +100,14 @@ class Source(abc.ABC):
         """Makes the source ignore the labels in the data."""
         self.class_names, self.multi_label = None, False
 
+    def largest_values(self, split: str, limit: int) -> tuple[float, float]:
+        """Returns the largest absolute value in the first images of a split, and the largest of their type.
+
+        Both are 0 if the images have at most 8 bits.
+        """
+        del split, limit
+        return 0.0, 0.0
+
     def class_counts(self, split: str) -> dict[str, int]:
         """Returns the number of examples of each class, or an empty dict if the split would have to be read."""
         del split

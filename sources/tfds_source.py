@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
+import json
 import os
 import pathlib
 import re
 import socket
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -23,18 +25,28 @@ from sources import label_subsets
 from sources.source import Source
 
 _MB = 2**20
+_BLOCK = 64  # number of records of an array_record file that are read at a time
 
 
 class TfdsSource(Source):
     """A TFDS data set, read from prepared TFRecord files in an order that depends only on a seed."""
 
-    def __init__(self, name: str, data_dir: str | None, may_prepare: bool = True):
+    def __init__(
+        self,
+        name: str,
+        data_dir: str | None,
+        may_prepare: bool = True,
+        image_key: str | None = None,
+        label_key: str | None = None,
+    ):
         """Opens the data set, and downloads and prepares it if necessary.
 
         Args:
           name: name of the TFDS builder, with config and version if needed.
           data_dir: directory of the prepared data, or None for the TFDS default.
           may_prepare: whether data that is not prepared may be downloaded and prepared.
+          image_key: name of the feature with images, or None to choose it by its type.
+          label_key: name of the feature with labels, or None to choose it by name and type.
 
         Raises:
           UserError: the data set is unknown, cannot be prepared or opened, or has no images.
@@ -43,15 +55,21 @@ class TfdsSource(Source):
 
         self.name = name
         self._info = info = _tfds_builder(tfds, name, data_dir, may_prepare).info
-        if str(info.file_format.value) != "tfrecord":
+        kind = self._file_format = str(info.file_format.value)
+        if kind not in ("tfrecord", "array_record"):
             raise UserError(
-                f"--dataset={name}: the data is stored as {info.file_format.value}, which is not "
-                "supported. Prepare it in the tfrecord format."
+                f"--dataset={name}: the data is stored as {kind}, which is not supported. Prepare it"
+                " in the tfrecord format."
             )
-        self._image, label = self._find_image_and_label(tfds, info)
-        labels = [label] if label else self._find_label_lists(tfds, info)
-        self._label, self._easy_label, *_ = *labels, None, None
-        self.multi_label = bool(labels) and not label
+        features, keys = dict(info.features), info.supervised_keys or ()
+        self._image = self._find_image(tfds, features, image_key, [*keys[:1], "image"])
+        preferred = [*keys[1:], "label", "labels"]
+        self._label = self._find_label(tfds, features, label_key, preferred)
+        classes = features.get(self._label)
+        self.multi_label = isinstance(classes, tfds.features.Sequence)
+        # PASCAL VOC also lists the classes of easy objects.
+        is_voc = self._label == "labels" and "labels_no_difficult" in features
+        self._easy_label = "labels_no_difficult" if is_voc else None
         features_read = {
             feature: True for feature in (self._image, self._label, self._easy_label) if feature
         }
@@ -61,36 +79,66 @@ class TfdsSource(Source):
         # Maps splits to the sorted keys of the examples chosen by `restrict`.
         self._restricted = {}
         self.class_names = None
-        if self._label:
-            classes = info.features[self._label]
-            self.class_names = list((classes.feature if self.multi_label else classes).names)
+        if classes is not None:
+            names = getattr(getattr(classes, "feature", classes), "names", None)
+            self.class_names = list(names or self._names_of_integers())
 
-    @staticmethod
-    def _find_label_lists(tfds: Any, info: Any) -> list[str]:
-        """Returns the names of the features that list the classes of all objects and of easy objects.
-
-        PASCAL VOC has both features. The second may be missing. Without the first, the list is empty.
-        """
-        features = dict(info.features)
-        names = [
-            name
-            for name in ("labels", "labels_no_difficult")
-            if isinstance(features.get(name), tfds.features.Sequence)
-            and isinstance(features[name].feature, tfds.features.ClassLabel)
-        ]
-        return names if "labels" in names else []
-
-    def _find_image_and_label(self, tfds: Any, info: Any) -> tuple[str, str | None]:
-        """Returns the names of the image feature and the label feature. Without class labels, the second is None."""
-        keys: Any = info.supervised_keys or ()
-        image, label = keys if len(keys) == 2 else ("image", "label")
-        features = dict(info.features)
-        if not isinstance(features.get(image), tfds.features.Image):
-            raise UserError(
-                f"--dataset={self.name}: the data set has no image feature, only"
-                f" {', '.join(features)}. Choose an image data set."
+    def _find_image(
+        self, tfds: Any, features: dict, given: str | None, preferred: Sequence[str]
+    ) -> str:
+        """Returns the name of the image feature: `given`, the first of `preferred`, or the only one."""
+        images = [name for name in features if isinstance(features[name], tfds.features.Image)]
+        found = [name for name in preferred if name in images]
+        image = given or (found[0] if found else images[0] if len(images) == 1 else None)
+        if image not in images:
+            kinds = ", ".join(
+                f"{name} ({type(value).__name__})" for name, value in sorted(features.items())
             )
-        return image, label if isinstance(features.get(label), tfds.features.ClassLabel) else None
+            remedy = "Set --image_key" if images else "Choose an image data set"
+            problem = f"no image feature {image}" if image else "not exactly one image feature"
+            raise UserError(
+                f"--dataset={self.name}: the data set has {problem}, but {kinds}. {remedy}."
+            )
+        if np.issubdtype(features[image].np_dtype, np.floating):
+            raise UserError(
+                f"--dataset={self.name}: the pixels of {image} are floating-point numbers, which are"
+                " not supported. Set --image_key, or choose another data set."
+            )
+        return image
+
+    def _find_label(
+        self, tfds: Any, features: dict, given: str | None, preferred: Sequence[str]
+    ) -> str | None:
+        """Returns the name of the label feature: `given`, one of `preferred`, the only one with classes, or None."""
+        kinds = {name: getattr(value, "feature", value) for name, value in features.items()}
+        labels = [name for name in kinds if isinstance(kinds[name], tfds.features.ClassLabel)]
+        integers = [
+            name
+            for name, value in features.items()
+            if isinstance(value, tfds.features.Tensor)
+            and value.shape == ()
+            and np.issubdtype(value.np_dtype, np.integer)
+        ]
+        choices = dict.fromkeys([*labels, *integers])
+        if given and given not in choices:
+            raise UserError(
+                f"--label_key={given}: {self.name} has no such labels. Use one of"
+                f" {', '.join(choices)}."
+            )
+        found = [name for name in preferred if name in choices]
+        return given or (found[0] if found else labels[0] if len(labels) == 1 else None)
+
+    def _names_of_integers(self) -> list[str]:
+        """Returns the numbers from 0 to the largest label as class names. Reads all labels."""
+        largest = max(
+            int(label)
+            for split in self.split_names
+            for label in self.references(split)
+            .map(lambda key, serialized: self._example(serialized)[self._label], PARALLEL_CALLS)
+            .as_numpy_iterator()
+        )
+        console.log(f"{self.name}: the labels are integers without names, from 0 to {largest}")
+        return [str(number) for number in range(largest + 1)]
 
     @property
     def split_names(self) -> list[str]:
@@ -170,7 +218,7 @@ class TfdsSource(Source):
             file_slices = file_slices.shuffle(len(files), seed=seed, reshuffle_each_iteration=False)
         cycle_length = min(len(files), 16)
         records = file_slices.interleave(
-            _read_file,
+            functools.partial(_read_file, file_format=self._file_format),
             cycle_length,
             block_length=16,
             deterministic=True,
@@ -223,10 +271,13 @@ class TfdsSource(Source):
         del split
         return self._parse
 
+    def _example(self, serialized: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self._features.deserialize_example(serialized, decoders=self._decoders)
+
     def _parse(
         self, key: tf.Tensor, serialized: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        example = self._features.deserialize_example(serialized, decoders=self._decoders)
+        example = self._example(serialized)
         return key, example[self._image], self._label_of(example)
 
     def _label_of(self, example: dict[str, tf.Tensor]) -> tf.Tensor:
@@ -248,6 +299,29 @@ class TfdsSource(Source):
             if self._easy_label
             else present
         )
+
+    def largest_values(self, split: str, limit: int) -> tuple[float, float]:
+        """See `Source`."""
+        if self._info.features[self._image].np_dtype != np.uint16:
+            return 0.0, 0.0
+        values = (
+            self.records(split)
+            .take(limit)
+            .map(
+                lambda key, item, label: tf.reduce_max(
+                    tf.cast(tf.io.decode_png(item, dtype=tf.uint16), tf.int32)
+                )
+            )
+        )
+        return float(max(values.as_numpy_iterator())), 65535.0
+
+    def decode(self, item: tf.Tensor) -> tf.Tensor:
+        """See `Source`. White in images of 16 bits is `conversion.white_level`."""
+        if self._info.features[self._image].np_dtype != np.uint16:
+            return super().decode(item)
+        values = tf.cast(tf.io.decode_png(item, dtype=tf.uint16), tf.float32)
+        values = tf.minimum(values / (self.conversion.white_level or 65535), 1)
+        return tf.cast(tf.round(255 * values), tf.uint8) + tf.zeros([3], tf.uint8)
 
     def _multi_hot(self, classes: tf.Tensor) -> tf.Tensor:
         """Converts a list of classes to a multi-hot vector, int64 [classes]."""
@@ -280,7 +354,11 @@ def _file_problem(path: str) -> str | None:
 
 
 def _read_file(
-    filename: tf.Tensor, skip: tf.Tensor, take: tf.Tensor, file_key: tf.Tensor
+    filename: tf.Tensor,
+    skip: tf.Tensor,
+    take: tf.Tensor,
+    file_key: tf.Tensor,
+    file_format: str = "tfrecord",
 ) -> tf.data.Dataset:
     """Returns a dataset of (key, serialized example) with the `take` records that follow the first `skip` records.
 
@@ -291,8 +369,25 @@ def _read_file(
     # Zip keys with records, because mapping a function over `enumerate` takes ten times as long as
     # reading.
     keys = tf.data.Dataset.range(file_key, file_key + (1 << 32))
-    records = tf.data.Dataset.zip((keys, tf.data.TFRecordDataset(filename))).skip(skip).take(take)
+    if file_format == "tfrecord":
+        records = tf.data.TFRecordDataset(filename)
+    else:
+        signature = tf.TensorSpec([], tf.string)
+        records = tf.data.Dataset.from_generator(
+            _array_records, args=[filename], output_signature=signature
+        )
+    records = tf.data.Dataset.zip((keys, records)).skip(skip).take(take)
     return records.apply(tf.data.experimental.assert_cardinality(take))
+
+
+def _array_records(filename: bytes) -> Iterator[bytes]:
+    """Yields the records of an array_record file."""
+    from array_record.python import array_record_module  # TFDS's reader has no `tf.data` dataset.
+
+    reader = array_record_module.ArrayRecordReader(filename.decode())
+    for first in range(0, reader.num_records(), _BLOCK):
+        yield from reader.read(first, min(first + _BLOCK, reader.num_records()))
+    reader.close()
 
 
 def _tfds_builder(tfds: Any, name: str, data_dir: str | None, may_prepare: bool) -> Any:
@@ -305,8 +400,9 @@ def _tfds_builder(tfds: Any, name: str, data_dir: str | None, may_prepare: bool)
         suggestion = (
             f"Did you mean {similar[0]}?" if similar else "Use a TFDS name, digits or folder:PATH."
         )
+        suggestion += " For a data set that you have prepared, set --data_dir."
         if os.path.isdir(name):
-            suggestion = f"Did you mean folder:{name}?"
+            suggestion = prepared_data_set(name) or f"Did you mean folder:{name}?"
         raise UserError(
             f"--dataset={name}: the data set is unknown ({first_line(error)}). {suggestion}"
         ) from error
@@ -335,9 +431,19 @@ def _tfds_builder(tfds: Any, name: str, data_dir: str | None, may_prepare: bool)
     if not builder.info.splits:
         raise UserError(
             f"--dataset={name}: {builder.data_dir} has no dataset_info.json with splits. Copy or"
-            " prepare the data set again."
+            " prepare the data set again; other TFRecord files need tfds.folder_dataset.write_metadata."
         )
     return builder
+
+
+def prepared_data_set(path: str) -> str | None:
+    """Returns a sentence with the flags for a data set that TFDS has prepared in a directory, or None."""
+    for file in sorted(pathlib.Path(path).absolute().glob("**/dataset_info.json")):
+        info = json.loads(file.read_text())
+        name = "/".join(filter(None, (info["name"], info.get("configName"))))
+        data_dir = str(file.parent).removesuffix(f"/{name}/{info['version']}")
+        return f"Use --dataset={name} --data_dir={data_dir}."
+    return None
 
 
 def _check_data_dir(name: str, data_dir: str | None) -> None:

@@ -31,7 +31,7 @@ NOT_EXECUTED = {
         "python -m paper.tables run few_labels",
     ): "requires ImageNet and accelerators",
     ("docs/accelerators.md", "python run.py --mode=train_then_eval"): "requires a TPU",
-    ("docs/data.md", "python "): "requires ImageNet",
+    ("docs/data.md", "imagenet"): "requires ImageNet",
     ("docs/install.md", "pip "): "installs or downloads packages",
     (
         "docs/install.md",
