@@ -504,7 +504,13 @@ def advice(context: RunContext) -> list[str]:
             f"--train_batch_size={config.train_batch_size}: each image is compared with few others."
             f" Use at least {_SMALL_BATCH}, with --micro_batch_size if memory is short."
         )
-    side, chroma = _sample_images(config, source)
+    side, aspect, chroma = _sample_images(config, source)
+    if config.evaluates and aspect > 2 and config.eval_resize == "crop":
+        lines.append(
+            f"the longer side of the images is {aspect:.1f} times the shorter one (median), and"
+            " evaluation uses only the center. If the subject is elsewhere, set"
+            " --eval_resize=squash or pad."
+        )
     distorts = config.uses_pretraining_augmentation and config.color_jitter_strength
     if distorts and isinstance(source, FileSource) and chroma <= _MAX_GRAY_CHROMA:
         lines.append(
@@ -520,20 +526,21 @@ def advice(context: RunContext) -> list[str]:
     return lines
 
 
-def _sample_images(config: Config, source: Source) -> tuple[float, float]:
-    """Returns the median of the shorter side, in pixels, and the largest difference between color channels.
+def _sample_images(config: Config, source: Source) -> tuple[float, float, float]:
+    """Returns the medians of the shorter side, in pixels, and of the ratio of the sides, and the largest chroma.
 
-    Reads a few training images. The difference is in [0, 255].
+    Reads a few training images. The chroma is the difference between color channels, in [0, 255].
     """
 
     def describe(key, item, label):
         image = source.decode(item)
         chroma = tf.reduce_max(image, -1) - tf.reduce_min(image, -1)
-        return tf.reduce_min(tf.shape(image)[:2]), tf.reduce_max(chroma)
+        shape = tf.shape(image)[:2]
+        return tf.reduce_min(shape), tf.reduce_max(shape), tf.reduce_max(chroma)
 
     records = source.records(config.train_split).take(_SAMPLED_IMAGES)
     try:
-        sides, chroma = zip(*records.map(describe).as_numpy_iterator())
+        sides, longer, chroma = zip(*records.map(describe).as_numpy_iterator())
     except tf.errors.OpError:  # Training reports images that cannot be read.
-        return math.inf, math.inf
-    return np.median(sides), max(chroma)
+        return math.inf, 1, math.inf
+    return np.median(sides), np.median(np.divide(longer, sides)), max(chroma)

@@ -793,6 +793,14 @@ class Config:
         " covers the whole shorter side (B.8.1).",
         "evaluation",
     )
+    eval_resize: str = setting(
+        "crop",
+        "How evaluation makes images square. crop: use the center; squash: resize both sides to"
+        " --image_size; pad: add black borders.",
+        "evaluation",
+        "pixels",
+        choices=("crop", "squash", "pad"),
+    )
     save_predictions: bool = setting(
         False,
         "Write the labels and linear-head logits of all examples to predictions_<step>.npz, for "

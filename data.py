@@ -229,7 +229,11 @@ def build_eval_dataset(
     @tf.autograph.experimental.do_not_convert
     def preprocess(key, item, label):
         image = data_util.preprocess_image(
-            source.decode(item), size, size, test_crop=config.center_crop_eval
+            source.decode(item),
+            size,
+            size,
+            test_crop=config.center_crop_eval,
+            resize=config.eval_resize,
         )
         return image, label, tf.ones([])
 

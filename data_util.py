@@ -540,12 +540,21 @@ def apply_policy(image: tf.Tensor, policy: Policy, seed: tf.Tensor, size: int) -
     return apply_operators(crop[tf.newaxis], policy, seed[tf.newaxis])[0]
 
 
-def preprocess_for_eval(image: tf.Tensor, size: int, crop: bool = True) -> tf.Tensor:
+def preprocess_for_eval(
+    image: tf.Tensor, size: int, crop: bool = True, resize: str = "crop"
+) -> tf.Tensor:
     """Center-crops an image [h, w, 3] or a batch [n, h, w, 3], and resizes it to `size`.
 
-    The crop covers 87.5 % of the shorter side, or the whole shorter side if `crop` is False.
+    The crop covers 87.5 % of the shorter side, or the whole shorter side if `crop` is False. If
+    `resize` is "squash", the whole image is resized, and if it is "pad", black borders first make it
+    square.
     """
-    image = center_crop(image, size, size, CROP_PROPORTION if crop else 1.0)
+    if resize == "squash":
+        image = tf.image.resize(image, [size, size], tf.image.ResizeMethod.BICUBIC)
+    elif resize == "pad":
+        side = tf.reduce_max(tf.shape(image)[-3:-1])
+        image = tf.image.resize_with_crop_or_pad(image, side, side)
+    image = center_crop(image, size, size, CROP_PROPORTION if crop and resize == "crop" else 1.0)
     return tf.clip_by_value(
         tf.ensure_shape(image, [None] * (image.shape.rank - 3) + [size, size, 3]), 0.0, 1.0
     )
@@ -561,6 +570,7 @@ def preprocess_image(
     *,
     seed: tf.Tensor | None = None,
     brightness: str = "multiplicative",
+    resize: str = "crop",
 ) -> tf.Tensor:
     """Preprocesses one image for the network.
 
@@ -574,6 +584,7 @@ def preprocess_image(
       test_crop: see `crop` in `preprocess_for_eval`.
       seed: int [2], a list or a tensor, required if `is_training`.
       brightness: multiplicative or additive.
+      resize: see `preprocess_for_eval`.
 
     Returns:
       [height, width, 3] float32 in [0, 1].
@@ -584,4 +595,5 @@ def preprocess_image(
     if is_training:
         policy = simclr_policy(color_jitter_strength, brightness)
         return apply_policy(image, policy, tf.convert_to_tensor(seed), height)
-    return preprocess_for_eval(tf.image.convert_image_dtype(image, tf.float32), height, test_crop)
+    image = tf.image.convert_image_dtype(image, tf.float32)
+    return preprocess_for_eval(image, height, test_crop, resize)

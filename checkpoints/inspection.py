@@ -122,7 +122,8 @@ def inspect_checkpoint(
     file = weight_files.open_weights(path, flag)
     origin, (config, classes) = read_origin(file), infer_config(file)
     network = {name: getattr(config, name) for name in settings_with("network")}
-    recorded = {name: origin[name] for name in ("image_size", "eval_center_crop") if name in origin}
+    names = ("image_size", "eval_center_crop", "eval_resize")
+    recorded = {name: origin[name] for name in names if name in origin}
     if origin.get("flags", {}).get("train_mode") == "pretrain":
         recorded.update(label_fraction=1.0, label_seed=0)  # The run's evaluation used a subset.
     try:

@@ -88,7 +88,10 @@ def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str,
     def serving_uint8(inputs):
         size = config.image_size
         cropped = data_util.preprocess_for_eval(
-            tf.image.convert_image_dtype(inputs, tf.float32), size, config.center_crop_eval
+            tf.image.convert_image_dtype(inputs, tf.float32),
+            size,
+            config.center_crop_eval,
+            config.eval_resize,
         )
         return forward(cropped, False)
 
@@ -140,6 +143,7 @@ def export(
         multi_label=info.multi_label,
         results=results or info.results or {},
         eval_center_crop=config.eval_center_crop,
+        eval_resize=config.eval_resize,
         flags=_training_flags(config) if info.has_training_config else None,
         trained_on=info.trained_on,
         digest=info.file.digest(),

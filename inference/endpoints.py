@@ -113,7 +113,8 @@ def image_loader(config: Config) -> Callable[[str], tf.Tensor | Exception]:
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
     def preprocess(content):
         image = tf.io.decode_image(content, 3, tf.float32, expand_animations=False)
-        return data_util.preprocess_for_eval(tf.ensure_shape(image, [None, None, 3]), size, crop)
+        image = tf.ensure_shape(image, [None, None, 3])
+        return data_util.preprocess_for_eval(image, size, crop, config.eval_resize)
 
     def load(path):
         try:

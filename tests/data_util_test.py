@@ -324,3 +324,19 @@ def test_views_do_not_depend_on_other_images_in_the_batch():
     for seed, view in zip(rows, data_util.apply_operators(crops, policy, rows)):
         alone = data_util.preprocess_image(image, 33, 33, True, 1.0, seed=seed)
         np.testing.assert_allclose(view, alone, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(20, 60), (60, 20), (31, 30)])
+def test_evaluation_can_use_the_whole_image(shape):
+    image = np.random.default_rng(8).uniform(0, 1, (*shape, 3)).astype(np.float32)
+    squashed = np.clip(tf.image.resize(image, [16, 16], "bicubic"), 0, 1)
+    for crop in (True, False):
+        actual = data_util.preprocess_for_eval(tf.constant(image), 16, crop, "squash")
+        np.testing.assert_allclose(actual, squashed, atol=1e-6)
+    side = max(shape)
+    padded = np.zeros([side, side, 3], np.float32)
+    top, left = ((side - length) // 2 for length in shape)
+    padded[top : top + shape[0], left : left + shape[1]] = image
+    expected = np.clip(tf.image.resize(padded, [16, 16], "bicubic"), 0, 1)
+    actual = data_util.preprocess_image(image, 16, 16, resize="pad")
+    np.testing.assert_allclose(actual, expected, atol=1e-6)

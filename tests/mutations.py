@@ -119,8 +119,7 @@ MUTATIONS = (
     Mutation(
         "preprocess_image uses random crops in evaluation",
         "data_util.py",
-        "return preprocess_for_eval(tf.image.convert_image_dtype(image, tf.float32), height,"
-        " test_crop)",
+        "return preprocess_for_eval(image, height, test_crop, resize)",
         "return apply_policy(image, Policy(), tf.zeros([2], tf.int64), height)",
         f"{_OPERATORS}::test_evaluation_crop_matches_the_original",
     ),
