@@ -180,7 +180,7 @@ def complete(
         # A resumed run keeps its value.
         white_level = settings.get("white_level") or image_checks.find_white_level(config, source)
         config = config.replace(white_level=white_level)
-        lines.append(f"white_level: {white_level}")
+        lines.append(f"white_level: {white_level or 'not used, because the images have 8 bits'}")
     if config.seed is None:
         seed = settings.get("seed")
         if seed is None and not is_eval and recorded.has_checkpoints:

@@ -131,6 +131,10 @@ FILES = Condition(
     lambda config: config.dataset.startswith(("folder:", "list:")),
     "--dataset=folder:PATH or list:FILE",
 )
+TABLES = Condition(
+    lambda config: config.dataset != "digits" and not config.dataset.startswith("folder:"),
+    "--dataset=list:FILE or a TFDS name",
+)
 LABEL_SUBSET = Condition(lambda config: config.label_fraction < 1, "--label_fraction below 1")
 MARGIN_LOSS = Condition(
     lambda config: config.effective_margin is not None,
@@ -315,6 +319,7 @@ class Config:
         "identity",
         "data_of_run",
         "data_access",
+        only=TABLES,
     )
     label_key: str | None = setting(
         None,
@@ -323,6 +328,7 @@ class Config:
         "identity",
         "data_of_run",
         "data_access",
+        only=TABLES,
     )
     group_pattern: str | None = setting(
         None,

@@ -120,6 +120,7 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
         new_seed = random.SystemRandom().randrange(2**31)
         replicas = strategy.num_replicas_in_sync
         config, lines = checks.complete(config, source, given, recorded, new_seed, replicas)
+        source.conversion = config.conversion  # --white_level=auto is now known.
         for line in network_lines + lines:
             console.log(line)
         context = RunContext(config, source, strategy, is_chief, stop, recorded=recorded)

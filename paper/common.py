@@ -30,6 +30,9 @@ def open_source(config: config_lib.Config) -> Source:
       UserError: the data set cannot be opened, or its images are unusable.
     """
     source = datasets.open_configured(config)
+    if config.white_level == "auto":
+        white_level = image_checks.find_white_level(config, source)
+        source.conversion = config.replace(white_level=white_level).conversion
     image_checks.check_images(config, source, is_chief=True)
     return source
 

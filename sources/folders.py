@@ -85,7 +85,8 @@ def find_groups(paths: list[str], pattern: str | None) -> list[str] | None:
     others = [path for path, group in zip(paths, groups) if group is None]
     if len(others) == len(paths):
         raise UserError(
-            f"--group_pattern={pattern}: no path matches, for example {paths[0]}. Correct the pattern."
+            f"--group_pattern={pattern}: no path matches, for example {paths[0]}. Correct the"
+            " pattern."
         )
     if others:
         console.log(

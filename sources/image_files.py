@@ -298,15 +298,15 @@ def _read_values(image: Any, content: bytes, conversion: Conversion) -> np.ndarr
         page = tifffile.TiffFile(io.BytesIO(content)).pages.first
         values = page.asarray()
         values = np.moveaxis(values, 0, -1) if page.axes == "SYX" else values
-    elif image.mode == "I":  # Pillow converts other integers to int32.
-        is_signed = np.ravel(tags.get(TiffImagePlugin.SAMPLEFORMAT, 1))[0] == 2
-        kind = "u2" if image.format == "PPM" else f"{'i' if is_signed else 'u'}{bits[0] // 8}"
-        values = np.asarray(image).astype(kind)
-    elif image.mode == "F" or image.mode.startswith("I;16"):
-        values = np.asarray(image)
     elif image.format == "PNG" and content[24] > 8:
         values = tf.io.decode_png(content, dtype=tf.uint16).numpy()
-    elif conversion.bands:
+    elif image.mode == "I":  # Pillow converts other integers to int32.
+        kind = "u2" if image.format == "PPM" else "i4"
+        if tags:
+            is_signed = np.ravel(tags.get(TiffImagePlugin.SAMPLEFORMAT, 1))[0] == 2
+            kind = f"{'i' if is_signed else 'u'}{bits[0] // 8}"
+        values = np.asarray(image).astype(kind)
+    elif image.mode == "F" or image.mode.startswith("I;16") or conversion.bands:
         values = np.asarray(image)
     else:
         return None
@@ -322,7 +322,8 @@ def _scale(values: np.ndarray, conversion: Conversion) -> Image.Image:
     """Returns an RGB image of values [h, w, channels]; see `Conversion`."""
     channels, dtype = values.shape[-1], values.dtype
     white = conversion.white_level if dtype.itemsize > 1 else None
-    if white is None and dtype.itemsize > 2 and not 0 <= values.min() <= values.max() <= 1:
+    is_unit = dtype.kind == "f" and 0 <= values.min() <= values.max() <= 1
+    if white is None and dtype.itemsize > 2 and not is_unit:
         raise UnusableImage(f"values up to {values.max():g}; set --white_level=auto")
     bands = [band - 1 for band in conversion.bands] or list(range(channels))
     if max(bands) >= channels or len(bands) > 4:

@@ -29,6 +29,9 @@ _SPLIT_FOLDER = re.compile(
     rf"({'|'.join(SPLITS)})([ _-]?(set|split|data|images|\d+))?", re.IGNORECASE
 )
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_NOT_CLASSES = re.compile(
+    r"(jpeg)?im(age|g)s?|annotations?|masks?|labels?|ground_?truth", re.IGNORECASE
+)
 _DATE = re.compile(  # a year, a month or another number
     r"[\d\W_]+|(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*", re.IGNORECASE
 )
@@ -59,7 +62,7 @@ def find_layout(root: Folder, name: str, labels: bool) -> tuple[dict[str, Images
         lines.append(f"{name}: the data set is in its sub-folder {folder.path} (--dataset={inner})")
     folders = _split_folders(folder, flag, lines)
     folders = {split: _without_wrappers(inner) for split, inner in folders.items()}
-    splits = {split: _classes(inner, flag) for split, inner in folders.items()}
+    splits = {split: _classes(inner, flag, lines) for split, inner in folders.items()}
     if labels:
         splits = _labeled_splits(splits, flag, lines)
     names = sorted({name for images in splits.values() for name in images if name})
@@ -88,10 +91,12 @@ def _split_of(folder: Folder) -> str | None:
     return match and SPLITS[match[1].lower()]
 
 
-def _split_in(name: str) -> str | None:
-    """Returns the split that a word in a name denotes, or None."""
-    words = (word.lower() for word in _WORD.findall(name))
-    return next((SPLITS[word] for word in words if word in SPLITS), None)
+def _split_in(name: str) -> tuple[str | None, str]:
+    """Returns the split that a word in a name denotes, or None, and the name without this word."""
+    for match in _WORD.finditer(name):
+        if split := SPLITS.get(match[0].lower()):
+            return split, name[: match.start()] + name[match.end() :]
+    return None, name
 
 
 def _names(folders: list[Folder]) -> str:
@@ -130,7 +135,7 @@ def _split_folders(root: Folder, flag: str, lines: list[str]) -> dict[str, Folde
     return folders
 
 
-def _classes(folder: Folder, flag: str) -> Images:
+def _classes(folder: Folder, flag: str, lines: list[str]) -> Images:
     """Returns the images of a folder by class."""
     if folder.images and folder.folders:
         place = f" in {folder.path}" if folder.path else ""
@@ -149,18 +154,42 @@ def _classes(folder: Folder, flag: str) -> Images:
             )
     if not folder.folders:
         return {None: [*folder.files()]}
+    names = {child.name for child in folder.folders}
+    inner = {
+        child.name: {each.name for each in _without_wrappers(child).folders}
+        for child in folder.folders
+    }
+    for name, within in inner.items():
+        if len(within & names) > 1:
+            raise UserError(
+                f"{flag}: the folder {name} contains folders with the names of other classes"
+                f" ({console.join_first(sorted(within & names))}). Remove one of the copies."
+            )
+    first, *others = inner.values()
+    if others and len(first) > 1 and all(within == first for within in others):
+        lines.append(
+            f"{_names(folder.folders)} are the classes, although they contain the same folders"
+            f" ({console.join_first(sorted(first))}). If those are the classes, move them up."
+        )
     return {child.name: [*child.files()] for child in folder.folders}
 
 
 def _labeled_splits(splits: dict[str, Images], flag: str, lines: list[str]) -> dict[str, Images]:
     """Returns the splits to use. Raises `UserError` if their classes contradict each other."""
     names = {name for images in splits.values() for name in images if name is not None}
-    found = {_split_in(name) for name in names}
-    if len(found) > 1 and None not in found:
+    splits_of = {name: _split_in(name) for name in names}
+    found = {split for split, _ in splits_of.values()}
+    rests = [rest for split, rest in set(splits_of.values()) if split]
+    if (len(found) > 1 and None not in found) or len(set(rests)) < len(rests):
+        kind = "splits rather than classes. Rename them (train, test)"
+    elif len(names) > 1 and all(map(_NOT_CLASSES.fullmatch, names)):
+        kind = "not classes. Pass the folder with the images"
+    else:
+        kind = None
+    if kind:
         raise UserError(
-            f"{flag}: the folders {console.join_first(sorted(names))} are splits rather than"
-            " classes. Rename them (train, test), or set --nolabels to use all images without"
-            " labels."
+            f"{flag}: the folders {console.join_first(sorted(names))} are {kind}, or set --nolabels"
+            " to use all images without labels."
         )
     unlabeled = [split for split in splits if None in splits[split]]
     if names and "train" in unlabeled:

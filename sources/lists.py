@@ -66,9 +66,10 @@ def list_source(
     if "split" in table:
         splits = table["split"].str.strip().str.lower().map(layout.SPLITS)
         _check_rows(flag, "the split is not train, validation or test", images, splits.isna())
-    groups = pd.Series(find_groups([*images], group_pattern), table.index)
     if "group" in table:
         groups = table["group"].where(table["group"] != "", images)
+    else:
+        groups = pd.Series(find_groups([*images], group_pattern), table.index)
     class_names, numbers = _read_labels(labels)
     if class_names and (count := int((numbers < 0).reshape(len(table), -1).all(1).sum())):
         console.log(f"list:{path}: {count:,} of {len(table):,} images have no label")
@@ -102,7 +103,8 @@ def _check_rows(flag: str, problem: str, images: pd.Series, is_wrong: np.ndarray
     if len(rows):
         names = [f"{images.iloc[row]} (row {row + 2})" for row in rows]
         raise UserError(
-            f"{flag}: {problem}: {console.join_first(names, limit=3)}. Correct the table, or set --data_dir."
+            f"{flag}: {problem}: {console.join_first(names, limit=3)}. Correct the table, or"
+            " set --data_dir."
         )
 
 

@@ -316,11 +316,15 @@ class TfdsSource(Source):
         return float(max(values.as_numpy_iterator())), 65535.0
 
     def decode(self, item: tf.Tensor) -> tf.Tensor:
-        """See `Source`. White in images of 16 bits is `conversion.white_level`."""
-        if self._info.features[self._image].np_dtype != np.uint16:
+        """See `Source`."""
+        dtype, bands = self._info.features[self._image].np_dtype, self.conversion.bands
+        if dtype == np.uint8 and not bands:
             return super().decode(item)
-        values = tf.cast(tf.io.decode_png(item, dtype=tf.uint16), tf.float32)
-        values = tf.minimum(values / (self.conversion.white_level or 65535), 1)
+        values = tf.io.decode_image(item, dtype=dtype, expand_animations=False)
+        if bands:
+            values = tf.gather(values, [band - 1 for band in bands], axis=-1)
+        white = (self.conversion.white_level or 65535) if dtype == np.uint16 else 255
+        values = tf.minimum(tf.cast(values, tf.float32) / white, 1)
         return tf.cast(tf.round(255 * values), tf.uint8) + tf.zeros([3], tf.uint8)
 
     def _multi_hot(self, classes: tf.Tensor) -> tf.Tensor:

@@ -1,5 +1,8 @@
 """Checks that `--augment_on=device` computes the same views, and the same training steps, as the input pipeline."""
 
+import itertools
+import operator
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -129,7 +132,8 @@ def test_sums_have_kernels_on_gpus():
     images, seeds = tf.TensorSpec([8, 8, 8, 3]), tf.TensorSpec([8, 2], tf.int64)
     graph = tf.function(step.views, autograph=False).get_concrete_function((images, images), seeds)
     definition = graph.graph.as_graph_def()
-    nodes = [*definition.node, *(n for each in definition.library.function for n in each.node_def)]
+    nodes, library = operator.attrgetter("node", "library")(definition)
+    nodes = [*nodes, *itertools.chain(*(each.node_def for each in library.function))]
     registered = kernels.get_registered_kernels_for_op("AddN").kernel
     on_gpus = {
         dtype

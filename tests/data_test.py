@@ -142,6 +142,15 @@ def test_has_labels_is_true_if_any_example_of_the_split_is_labeled(has_labels):
         (("train/a.png", "test/b/c.png"), "Use the same layout"),
         (("x_train/a.png", "x_test/b.png"), "x_test, x_train are splits rather than classes"),
         (("trainA/a.png", "trainB/b.png", "testA/a.png"), "testA, trainA, trainB are splits"),
+        (
+            ("seg_train/seg_train/a/1.png", "seg_test/seg_test/a/2.png", "seg_pred/3.png"),
+            "seg_pred, seg_test, seg_train are splits rather than classes",
+        ),
+        (("images/a.png", "masks/a.png"), "images, masks are not classes. Pass the folder with"),
+        (
+            ("yes/1.png", "no/2.png", "all/no/2.png", "all/yes/1.png"),
+            "the folder all contains folders with the names of other classes .no, yes.",
+        ),
         (("data/1-Train/a/b.png", "data/images-val/a/b.png"), "are splits rather than classes"),
         (("train/a/b.png", "d.png"), "are next to split folders"),
         (
@@ -231,6 +240,16 @@ def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
             [
                 "validation is not used, because its only folder, images, is not a class of train"
                 " (with --nolabels, it is used)"
+            ],
+        ),
+        (
+            "fold1/a/1 fold1/b/2 fold2/x/a/3 fold2/x/b/4",
+            True,
+            ["fold1", "fold2"],
+            {"train": 4},
+            [
+                "fold1, fold2 are the classes, although they contain the same folders (a, b). If"
+                " those are the classes, move them up."
             ],
         ),
         (

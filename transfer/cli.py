@@ -129,8 +129,9 @@ def _add_common(command: argparse.ArgumentParser, run: str, protocol: str) -> No
     command.add_argument(
         "--dataset", help="data set, as for run.py (default: the data set of --task)"
     )
-    for name in set(settings_with("data_access")) - {"corrupt_images"}:
-        command.add_argument(f"--{name}", help="as for run.py")
+    for name in settings_with("data_access"):
+        if name != "corrupt_images":
+            command.add_argument(f"--{name}", help="as for run.py")
     command.add_argument(
         "--metric",
         choices=tasks.METRICS,

@@ -153,6 +153,10 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
     with signals.interruptible():
         source = datasets.open_configured(config)
     task = _adapt_splits(task, source, arguments)
+    if config.white_level == "auto":
+        split = config.replace(train_split=task.train)
+        config = config.replace(white_level=image_checks.find_white_level(split, source))
+        source.conversion = config.conversion
     if source.num_classes is None:
         raise UserError(
             f"--dataset={task.dataset}: the data set has no labels. Use a data set with labels (in"

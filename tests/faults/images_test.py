@@ -191,6 +191,21 @@ def tiff(array, **options):
     return buffer.getvalue()
 
 
+def fits(array):
+    """Returns a FITS file, whose first row is the lowest one, with signed integers of 32 bits."""
+    height, width = array.shape
+    cards = ["SIMPLE  =                    T", "BITPIX  =                   32"]
+    cards += [
+        "NAXIS   =                    2",
+        f"NAXIS1  = {width:20}",
+        f"NAXIS2  = {height:20}",
+        "END",
+    ]
+    header = "".join(card.ljust(80) for card in cards).ljust(2880).encode()
+    data = array.astype(">i4").tobytes()
+    return header + data.ljust(-(-len(data) // 2880) * 2880, b"\0")
+
+
 def sixteen_bit_png(array):
     return tf.io.encode_png(array.astype(np.uint16)).numpy()
 
@@ -226,6 +241,7 @@ DEEP = {  # name -> (content, white level, bands, expected values in [0, 1])
     "signed at full range": (tiff(SIGNED), None, None, (SIGNED / 32767 + 1) / 2),
     "32 bits": (tiff(TWELVE[..., 0].astype(np.uint32)), 4095, None, TWELVE[..., 0] / 4095),
     "float": (tiff(UNIT), None, None, UNIT),
+    "32 bits in FITS": (fits(TWELVE[::-1, :, 0]), 4095, None, (TWELVE[..., 0] / 4095 + 1) / 2),
     "large float": (tiff(UNIT * 300), 300, None, UNIT),
     "bands": (
         tiff(BANDS, photometric="minisblack", planarconfig="contig"),
@@ -286,6 +302,25 @@ def test_the_white_level_is_the_largest_value_of_the_training_images(name, expec
     assert config.white_level == expected and f"white_level: {expected}" in lines
 
 
+def test_training_uses_the_white_level_that_was_found(tmp_path, monkeypatch):
+    for index in range(12):
+        path = tmp_path / "images" / "ab"[index % 2] / f"{index}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(DEEP["gray"][0])
+    used, convert = set(), image_files.convert
+    monkeypatch.setattr(
+        image_files,
+        "convert",
+        lambda content, conversion: (
+            used.add(conversion.white_level) or convert(content, conversion)
+        ),
+    )
+    settings = dict(dataset=f"folder:{tmp_path}/images", train_batch_size=4, train_steps=1)
+    runs.run(tmp_path / "run", **settings, train_split="train", white_level="auto")
+    assert used == {4095.0}
+    assert json.loads((tmp_path / "run" / "flags.json").read_text())["white_level"] == "4095"
+
+
 @pytest.mark.parametrize(
     "content, reason",
     [
@@ -295,6 +330,7 @@ def test_the_white_level_is_the_largest_value_of_the_training_images(name, expec
         ),
         (tiff(UNIT * 300), r"values up to \d.*; set --white_level=auto"),
         (tiff(TWELVE[..., 0].astype(np.uint32)), "values up to 4095; set --white_level=auto"),
+        (tiff((TWELVE[..., 0] > 9).astype(np.uint32)), "values up to 1; set --white_level=auto"),
         (tiff(TWELVE)[:-200], "truncated or corrupt"),
         (  # LZW, for which tifffile needs another package
             CHUNKY.replace(b"\x03\x01\x03\0\x01\0\0\0\x01", b"\x03\x01\x03\0\x01\0\0\0\x05", 1),

@@ -162,6 +162,19 @@ def test_images_of_sixteen_bits(tmp_path):
             np.testing.assert_array_equal(image, np.repeat(expected, 3, -1))
 
 
+def test_bands_of_images(tmp_path):
+    kinds = {"image": features.Image(shape=(None, None, 4))}
+    config = Config(
+        dataset="own_set",
+        data_dir=prepare(tmp_path, kinds, lambda number: {"image": pixels(number, 4)}),
+        bands="4,1,1",
+    )
+    expected = [pixels(number, 4)[..., [3, 0, 0]] for number in range(8)]
+    rows = rows_of(datasets.open_configured(config))
+    for (image, _), row in zip(rows, sorted(expected, key=np.ndarray.tobytes), strict=True):
+        np.testing.assert_array_equal(image, row)
+
+
 def test_array_record_files_are_read_in_the_same_order(tmp_path):
     kinds = {"image": features.Image(), "label": CLASSES}
     sources = [
