@@ -381,7 +381,7 @@ def _check_labels(config: Config, source: Source) -> None:
         if len(train) == 1:
             raise UserError(
                 f"--train_split={config.train_split}: all images with a label are of the class"
-                f" {train[0]}, so an accuracy would mean nothing. Use a split with several classes."
+                f" {train[0]}, so the accuracy would be meaningless. Use a split with several classes."
             )
         if train and evaluation and not set(train) & set(evaluation):
             raise UserError(

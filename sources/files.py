@@ -88,7 +88,7 @@ class FileSource(IndexedSource):
             for other in names[: names.index(split)]:
                 if shared := members[split] & members[other]:
                     console.log(
-                        f"warning: {len(shared)} groups are in both {other} and {split}:"
+                        f"warning: groups in both {other} and {split} ({len(shared)}):"
                         f" {console.join_first(sorted(shared))}"
                     )
 

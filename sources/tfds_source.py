@@ -95,9 +95,11 @@ class TfdsSource(Source):
                 f"{name} ({type(value).__name__})" for name, value in sorted(features.items())
             )
             remedy = "Set --image_key" if images else "Choose an image data set"
-            problem = f"no image feature {image}" if image else "not exactly one image feature"
+            problem = "several image features" if images else "no image feature"
+            problem = f"no image feature {image}" if image else problem
             raise UserError(
-                f"--dataset={self.name}: the data set has {problem}, but {kinds}. {remedy}."
+                f"--dataset={self.name}: the data set has {problem}; its features are {kinds}."
+                f" {remedy}."
             )
         if np.issubdtype(features[image].np_dtype, np.floating):
             raise UserError(

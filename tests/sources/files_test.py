@@ -157,7 +157,7 @@ def test_images_without_a_match_and_shared_groups_are_reported(tmp_path, logged)
     assert logged == [
         "--group_pattern=x.: 1 of 3 paths do not match, so each of these images is a group of its"
         " own: train/a/z.png",
-        "warning: 1 groups are in both test and train: x2",
+        "warning: groups in both test and train (1): x2",
     ]
     with pytest.raises(UserError, match="--group_pattern=y: no path matches, for example test/a"):
         datasets.open_source(f"folder:{tmp_path}", group_pattern="y")

@@ -115,7 +115,7 @@ def test_features_are_found_by_their_types(kinds, example, keys, settings, names
             {"a": features.Image(), "b": features.Image()},
             lambda n: {"a": pixels(n), "b": pixels(n)},
             {},
-            "not exactly one image feature, but a .Image., b .Image.. Set --image_key",
+            "several image features; its features are a .Image., b .Image.. Set --image_key",
         ),
         (
             {"a": features.Image(), "label": CLASSES},
@@ -127,7 +127,7 @@ def test_features_are_found_by_their_types(kinds, example, keys, settings, names
             {"a": features.Image(), "label": CLASSES},
             lambda n: {"a": pixels(n), "label": 0},
             dict(image_key="b"),
-            "no image feature b, but a .Image., label .ClassLabel.. Set --image_key",
+            "no image feature b; its features are a .Image., label .ClassLabel.. Set --image_key",
         ),
         (
             {"depth": DEPTH},
