@@ -16,6 +16,7 @@ from augmentation.policies import view_policies
 from config import Config
 from runtime import rng
 from runtime.pipelines import PARALLEL_CALLS, with_prefetching
+from sources.files import FileSource
 from sources.source import Source
 
 # indices of random-number streams, folded into the run's seed
@@ -158,11 +159,30 @@ def build_train_dataset(
     """
     shards, shard = _shards(input_context)
     split = config.train_split
-    epoch_size = source.num_examples(split, shards, shard)
-    first_epoch, num_skipped = divmod(start_step * (config.train_batch_size // shards), epoch_size)
     cache = config.cache_dataset or source.is_sparse(split)
     cached = source.records(split, None, shards, shard).cache() if cache else None
     read = source.reader(split) if cached is None else lambda *record: record
+    records = _training_references(config, source, seed, start_step, shards, shard, cached)
+    dataset = _batch_views(records, read, source, config, batch_size)
+    # If the cardinality were unknown, workers would synchronize at every step to check for the end
+    # of the data.
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    return with_prefetching(dataset)
+
+
+def _training_references(
+    config: Config,
+    source: Source,
+    seed: int,
+    start_step: int,
+    shards: int = 1,
+    shard: int = 0,
+    cached: tf.data.Dataset | None = None,
+) -> tf.data.Dataset:
+    """Returns the infinite dataset of (seed, reference) from `start_step` on. `cached` contains all records."""
+    split = config.train_split
+    epoch_size = source.num_examples(split, shards, shard)
+    first_epoch, num_skipped = divmod(start_step * (config.train_batch_size // shards), epoch_size)
 
     @tf.autograph.experimental.do_not_convert
     def records_of_epoch(epoch):
@@ -176,16 +196,19 @@ def build_train_dataset(
             references = cached.shuffle(epoch_size, seed=order, reshuffle_each_iteration=False)
         return _with_seed(views, references)
 
-    records = (
+    return (
         tf.data.Dataset.range(first_epoch, tf.int64.max)
         .flat_map(records_of_epoch)
         .skip(num_skipped)
     )
-    dataset = _batch_views(records, read, source, config, batch_size)
-    # If the cardinality were unknown, workers would synchronize at every step to check for the end
-    # of the data.
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return with_prefetching(dataset)
+
+
+def training_paths(source: FileSource, config: Config, start_step: int) -> list[str]:
+    """Returns the paths of all training images, in the order in which they are read from `start_step` on."""
+    paths, _ = source.labeled_paths(config.train_split)
+    references = _training_references(config, source, config.seed, start_step).take(len(paths))
+    order = [int(index) for _, index in references.as_numpy_iterator()]
+    return list(dict.fromkeys([paths[index] for index in order] + paths))
 
 
 def eval_batch_size(config: Config, source: Source, split: str, replicas: int) -> int:

@@ -7,7 +7,7 @@ import functools
 import os
 import random
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NoReturn
 
 from runtime import console
@@ -99,7 +99,7 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
     elapsed = progress.stopwatch()
     strategy = connect(config)
     is_chief = devices.is_chief(strategy)
-    with signals.StopSignals() as stop:
+    with signals.StopSignals() as stop, contextlib.ExitStack() as stack:
         if config.model_dir is None:
             # The name of a new run depends only on the given settings, so the run is found even if
             # its initial checkpoint was deleted.
@@ -125,26 +125,27 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
             console.log(line)
         context = RunContext(config, source, strategy, is_chief, stop, recorded=recorded)
         checks.check(context)
+        stack.enter_context(image_checks.naming_unusable(source, _evaluated_first(config)))
         if config.mode == "eval":
             _evaluate(_prepare_source(context))
             return
-        with lock.Lock(config.model_dir) if is_chief else contextlib.nullcontext() as run_lock:
-            context = context.replace(lock=run_lock)
-            _prepare_directory(context)
-            context = _prepare_source(context)
-            # Reports too few labels before training.
-            labeled_source = evaluate.select_labels(config, source)
-            signals.safe_point()
-            checks.check_agreement(context)
-            trained, results = train.train(context), {}
-            if config.mode == "train_then_eval":
-                results = evaluate.evaluate_and_write(
-                    context.replace(source=labeled_source), trained.model, trained.step
-                )
-            if is_chief:
-                _finish(context, trained, results, elapsed())
-            # If one worker exits early, collective operations fail on the others.
-            workers.barrier(strategy)
+        run_lock = stack.enter_context(lock.Lock(config.model_dir)) if is_chief else None
+        context = context.replace(lock=run_lock)
+        _prepare_directory(context)
+        context = _prepare_source(context)
+        # Reports too few labels before training.
+        labeled_source = evaluate.select_labels(config, source)
+        signals.safe_point()
+        checks.check_agreement(context)
+        trained, results = train.train(context), {}
+        if config.mode == "train_then_eval":
+            results = evaluate.evaluate_and_write(
+                context.replace(source=labeled_source), trained.model, trained.step
+            )
+        if is_chief:
+            _finish(context, trained, results, elapsed())
+        # If one worker exits early, collective operations fail on the others.
+        workers.barrier(strategy)
 
 
 def connect(config: config_lib.Config) -> tf.distribute.Strategy:
@@ -163,6 +164,12 @@ def connect(config: config_lib.Config) -> tf.distribute.Strategy:
     )
 
 
+def _evaluated_first(config: config_lib.Config) -> Callable[[FileSource], list[str]]:
+    """Returns a function that lists all images of a source, those of the evaluation split first."""
+    splits = [config.eval_split] * config.evaluates + ["all"]
+    return lambda source: [path for split in splits for path in source.labeled_paths(split)[0]]
+
+
 def _prepare_source(context: RunContext) -> RunContext:
     """Checks all images, restricts the training split according to `--label_fraction`, and logs the inputs.
 
@@ -170,7 +177,7 @@ def _prepare_source(context: RunContext) -> RunContext:
     with the number of evaluated images that were also used for training.
     """
     config, source, trains = context.config, context.source, context.config.mode != "eval"
-    image_checks.check_images(config, source, context.is_chief)
+    image_checks.check_images(config, source, context.strategy)
     if not config.pretraining:
         source.drop_unlabeled(config.train_split)
         if config.label_fraction < 1:

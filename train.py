@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import tempfile
@@ -25,6 +26,7 @@ from config import Config
 from large_batch import micro_batches
 from runtime import console, progress, replicas, storage, workers
 from runtime.errors import TrainingDiverged, UserError, first_line
+from sources import image_checks
 from sources.source import Source
 
 # This hides the overhead of device calls, but is short enough to show progress.
@@ -215,6 +217,8 @@ def make_run_steps(step: TrainStep) -> Callable:
     def run_steps(batches, steps):
         total, num_finite_steps = scalar_sum.zeros(), 0
         for index in tf.range(steps):
+            # If an image cannot be read, all earlier steps are complete.
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             scalars, is_finite = one_step(next(batches))
             total += scalars
             num_finite_steps += tf.cast(is_finite & (num_finite_steps == index), tf.int32)
@@ -488,10 +492,16 @@ def train(context: RunContext) -> TrainingResult:
         while step < steps.train:
             next_save = steps.next_save(step)
             count, seconds = steps_per_call.limited_to(next_save - step), progress.stopwatch()
-            means, num_finite_steps = run_steps(batches, tf.constant(count))
+            with image_checks.naming_unusable(
+                context.source,
+                functools.partial(data.training_paths, config=config, start_step=step),
+                functools.partial(_save_whole_steps, config, state, log, checkpoint),
+            ):
+                means, num_finite_steps = run_steps(batches, tf.constant(count))
             means = {name: float(value) for name, value in means.items()}
             if num_finite_steps < count:
-                raise _divergence(config, step + int(num_finite_steps) + 1, means, checkpoint)
+                rate = means["learning_rate"]
+                raise _divergence(config, step + int(num_finite_steps) + 1, rate, checkpoint)
             step += count
             log.update(step, means, seconds(), steps_per_call.is_compiled)
             steps_per_call.record(count, seconds())
@@ -499,7 +509,7 @@ def train(context: RunContext) -> TrainingResult:
             context.check_lock()
             saves = is_stopping or step == next_save
             if saves:
-                checkpoint = _save(config, state, means, checkpoint)
+                checkpoint = _save(config, state, checkpoint)
                 state.prune()
             log.write_row(saves, is_last=is_stopping or step == steps.train)
             if is_stopping:
@@ -538,7 +548,7 @@ class _Evaluations(contextlib.ExitStack):
 
 
 def _divergence(
-    config: Config, step: int, means: dict[str, float], prefix: str | None
+    config: Config, step: int, learning_rate: float, prefix: str | None
 ) -> TrainingDiverged:
     """Returns the error for a NaN or Inf loss, gradient or weight. `prefix` is the newest checkpoint, if any."""
     kept = f"the newest checkpoint is {prefix}" if prefix else "no checkpoint was written"
@@ -550,12 +560,26 @@ def _divergence(
     return TrainingDiverged(
         f"--learning_rate={config.learning_rate:g}: training diverged at step {step} (loss,"
         " gradients or weights are NaN or Inf; scheduled learning rate"
-        f" {means['learning_rate']:.3g}); {kept}. Use a lower --learning_rate{precision} or more"
+        f" {learning_rate:.3g}); {kept}. Use a lower --learning_rate{precision} or more"
         f" --warmup_epochs{resume}."
     )
 
 
-def _save(config: Config, state: TrainingState, means: dict[str, float], newest: str | None) -> str:
+def _save_whole_steps(
+    config: Config, state: TrainingState, log: TrainingLog, newest: str | None
+) -> str:
+    """Writes a checkpoint if a batch could not be read, and returns a text for the error message.
+
+    Other workers, which are waiting for this one to train, could not take part in saving.
+    """
+    if workers.count_workers() > 1 or f"ckpt-{state.step}" == os.path.basename(newest or "ckpt-0"):
+        return ""
+    path = _save(config, state, newest)
+    log.write(is_last=True)
+    return f" Saved {path}."
+
+
+def _save(config: Config, state: TrainingState, newest: str | None) -> str:
     """Writes a checkpoint, together with the other workers, and returns the checkpoint's prefix.
 
     Raises:
@@ -566,7 +590,8 @@ def _save(config: Config, state: TrainingState, means: dict[str, float], newest:
         v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating
     ]
     if not all(tf.reduce_all(tf.math.is_finite(variable)) for variable in variables):
-        raise _divergence(config, state.step, means, newest)
+        rate = state.optimizer.learning_rate(state.optimizer.iterations)
+        raise _divergence(config, state.step, float(rate), newest)
     try:
         return state.save()
     except (tf.errors.OpError, OSError) as error:

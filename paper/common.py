@@ -33,7 +33,7 @@ def open_source(config: config_lib.Config) -> Source:
     if config.white_level == "auto":
         white_level = image_checks.find_white_level(config, source)
         source.conversion = config.replace(white_level=white_level).conversion
-    image_checks.check_images(config, source, is_chief=True)
+    image_checks.check_images(config, source)
     return source
 
 

@@ -264,6 +264,14 @@ def gather_integers(values: list[int], strategy: tf.distribute.Strategy) -> np.n
     return strategy.experimental_local_results(gathered)[0].numpy()
 
 
+def broadcast(text: str, strategy: tf.distribute.Strategy) -> str:
+    """Returns the text of the only worker whose text is not empty. All workers must call this function."""
+    values = list(text.encode())
+    length = int(gather_integers([len(values)], strategy).max())
+    gathered = gather_integers(values + [0] * (length - len(values)), strategy)
+    return bytes(gathered.max(0).tolist()).decode()
+
+
 def barrier(strategy: tf.distribute.Strategy) -> None:
     """Waits until all workers have called this function."""
     gather_integers([0], strategy)

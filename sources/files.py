@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
@@ -102,6 +103,18 @@ class FileSource(IndexedSource):
         """Returns the sorted paths of the image files in all splits."""
         return sorted(path for paths, _ in self._splits.values() for path in self._absolute(paths))
 
+    @functools.cached_property
+    def _statuses(self) -> np.ndarray:
+        """For each path: size, time of modification and time of change in ns, int64 [n, 3]; -1 for missing files."""
+        return np.fromiter(map(_status, self.paths()), np.dtype((np.int64, 3)))
+
+    def files_digest(self) -> str:
+        """Returns a hash of the paths, sizes and modification times of all files."""
+        digest = hashlib.sha256(self._statuses.tobytes())
+        for path in self.paths():
+            digest.update(os.fsencode(path) + b"\0")
+        return digest.hexdigest()
+
     def labeled_paths(self, split: str = "all") -> tuple[list[str], np.ndarray]:
         """Returns the paths and labels (int64 [n]) of the images in a split. Excluded files are omitted."""
         _, paths, labels, _ = self._select(split)
@@ -182,16 +195,23 @@ class FileSource(IndexedSource):
     def describe_data(self) -> dict:
         """See `Source`. `files` is a hash of paths and sizes and, for a list, of labels and groups."""
         digest = hashlib.sha256()
-        for path in self.paths():
-            size = os.path.getsize(path) if os.path.exists(path) else None
+        for path, size in zip(self.paths(), self._statuses[:, 0].tolist()):
             name = os.fsencode(path).removeprefix(self._prefix)
-            digest.update(name + f"\0{size}\n".encode())
+            digest.update(name + f"\0{None if size < 0 else size}\n".encode())
         kind = self.name.partition(":")[0]
         for split in self.split_names * (kind == "list"):
             digest.update(self._all_labels[split].tobytes() + self._groups[split].tobytes())
         return dict(
             super().describe_data(), name=kind, classes=self._all_classes, files=digest.hexdigest()
         )
+
+
+def _status(path: str) -> tuple[int, int, int]:
+    try:
+        status = os.stat(path)
+    except OSError:  # The path is a broken link, which `image_checks` reports.
+        return -1, -1, -1
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _hash(text: str) -> int:

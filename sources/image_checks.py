@@ -1,29 +1,35 @@
-"""Checks all images in a folder before training starts."""
+"""Checks the images in a folder before training starts, and names those that cannot be read later."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
 
 from config import Config
-from runtime import console, storage
-from runtime.errors import UserError
+from runtime import console, devices, storage, workers
+from runtime.errors import UserError, first_line
 from sources import image_files
 from sources.files import FileSource
 from sources.source import Source
 
-_CHECK_FILE = "images.json"
-_SAMPLE, _MAX_SAMPLE = 32, 2000  # numbers of images whose largest values are read
-_VERSION = 3  # Increase this number when a code change affects which images are usable.
+_SAMPLE, _MAX_SAMPLE = 32, 2000  # numbers of images whose pixels are read
+_MANY_IMAGES = 50_000  # Of larger data sets, only a sample is decoded.
+_VERSION = 4  # Increase this number when a code change affects which images are usable.
 
 
-def check_images(config: Config, source: Source, is_chief: bool) -> None:
-    """Decodes all images in a folder and applies `--corrupt_images` to the unusable ones.
+def check_images(
+    config: Config, source: Source, strategy: tf.distribute.Strategy | None = None
+) -> None:
+    """Checks all images in a folder, and applies `--corrupt_images` to the unusable ones.
 
-    If `model_dir` is set, the result is stored in images.json in that directory and reused until a
-    file changes.
+    All images are decoded, unless there are more than 50,000 and `--corrupt_images=error` is set: then
+    the headers and ends of all files are read, and the pixels of 2,000. `naming_unusable` reports
+    others that cannot be decoded when they are read. With several workers, only the chief reads files.
 
     Raises:
       UserError: some images are unusable and `--corrupt_images=error` is set, or all images are
@@ -31,26 +37,15 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
     """
     if not isinstance(source, FileSource):
         return
-    paths, path = source.paths(), config.model_dir and os.path.join(config.model_dir, _CHECK_FILE)
-    inputs: dict = dict(
-        digest=files_digest(paths), version=_VERSION, conversion=repr(source.conversion)
-    )
-    result = None
-    with contextlib.suppress(UserError):  # An unreadable file is rewritten.
-        result = path and storage.read_json(path)
-    if not result or result != {**result, **inputs}:
-        result = dict(inputs, unusable=image_files.find_unusable(paths, source.conversion))
-        if path and is_chief and config.mode != "eval":
-            storage.write_json(path, result)
-    unusable = result["unusable"]
+    is_chief = strategy is None or devices.is_chief(strategy)
+    text = json.dumps(_find_unusable(config, source)) if is_chief else ""
+    unusable = json.loads(text if strategy is None else workers.broadcast(text, strategy))
     if not unusable:
         return
-    names = [
-        f"{os.path.relpath(path, source.root)} ({reason})" for path, reason in unusable.items()
-    ]
-    problem = f"{len(unusable)} of {len(paths)} images cannot be used: {console.join_first(names)}"
+    num_images = len(source.paths())
+    problem = f"{len(unusable)} of {num_images} images cannot be used: {_join(source, unusable)}"
     stops = config.corrupt_images == "error"
-    if stops or len(unusable) == len(paths):
+    if stops or len(unusable) == num_images:
         raise UserError(
             f"--dataset={config.dataset}: {problem}. Fix or remove them"
             f"{', or skip them with --corrupt_images=skip' * stops}."
@@ -58,6 +53,47 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
     source.exclude(unusable)
     if is_chief:
         console.log(f"skipped: {problem}")
+
+
+def _join(source: FileSource, unusable: dict[str, str]) -> str:
+    return console.join_first(
+        [f"{os.path.relpath(path, source.root)} ({reason})" for path, reason in unusable.items()]
+    )
+
+
+def _find_unusable(config: Config, source: FileSource) -> dict[str, str]:
+    """Returns a dict that maps the path of each unusable file to the reason.
+
+    The result is kept in the user's cache directory and reused until a file changes.
+    """
+    paths, conversion = source.paths(), source.conversion
+    inputs = f"{_VERSION} {conversion} {source.files_digest()}"
+    cache = os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+        "simclr-tf2",
+        f"images_{hashlib.sha256(inputs.encode()).hexdigest()[:32]}.json",
+    )
+    decodes_all = len(paths) <= _MANY_IMAGES or config.corrupt_images == "skip"
+    with contextlib.suppress(UserError):  # An unreadable file is rewritten.
+        result = storage.read_json(cache)
+        if result and (result["decoded"] or not decodes_all):
+            return result["unusable"]
+    sample = set(paths if decodes_all else source.labeled_paths()[0][:_MAX_SAMPLE])
+
+    def check(path):
+        if path not in sample and image_files.looks_complete(path):
+            return None
+        return image_files.why_unusable(path, conversion)
+
+    unusable = image_files.find_unusable(paths, check)
+    if not decodes_all:
+        console.log(
+            f"checked the headers of {len(paths):,} images and the pixels of {len(sample):,}; the"
+            " others are checked when they are read (--corrupt_images=skip decodes all images first)"
+        )
+    with contextlib.suppress(UserError, OSError):  # The home directory may be read-only.
+        storage.write_json(cache, dict(unusable=unusable, decoded=decodes_all))
+    return unusable
 
 
 def find_white_level(config: Config, source: Source) -> str | None:
@@ -77,14 +113,37 @@ def describe_values(config: Config, source: Source) -> list[str]:
     ]
 
 
-def files_digest(paths: Iterable[str]) -> str:
-    """Returns a hash of the names, sizes and modification times of files."""
-    digest = hashlib.sha256()
-    for path in paths:
-        try:
-            status = os.stat(path)
-            line = f"{path}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}\n"
-        except OSError:  # The path is a broken link, which `find_unusable` reports.
-            line = f"{path}|\n"
-        digest.update(line.encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
+@contextlib.contextmanager
+def naming_unusable(
+    source: Source, paths: Callable[[FileSource], list[str]], save: Callable[[], str] = str
+) -> Iterator[None]:
+    """Returns a context manager that reports which image TensorFlow could not read.
+
+    Args:
+      source: the data set that is read inside the `with` block.
+      paths: returns the paths of the images of `source`, in the order in which they are read.
+      save: called before the error is raised. Returns a text for its message.
+
+    Raises:
+      UserError: an image is unusable.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        # Other operations do not read files.
+        if not isinstance(source, FileSource) or "GetNext" not in str(error):
+            raise
+        console.log(f"searching for the image that could not be read ({first_line(error)})")
+
+        def check(path):
+            return path, image_files.why_unusable(path, source.conversion)
+
+        with contextlib.closing(image_files.map_paths(check, paths(source))) as checks:
+            unusable = next(((path, reason) for path, reason in checks if reason), None)
+        if unusable is None:
+            raise
+        raise UserError(
+            f"--dataset={source.name}: an image cannot be used: {_join(source, dict([unusable]))}."
+            f"{save()} Fix or remove the image, or set --corrupt_images=skip, and run the same"
+            " command again."
+        ) from error

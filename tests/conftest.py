@@ -5,12 +5,17 @@ import os
 import pathlib
 import signal
 import sys
+import tempfile
 
 # The matrices in the tests are small. With more BLAS threads, concurrent test processes would slow
 # each other down.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+# Results of image checks are kept here, also those of child processes.
+_CACHE = tempfile.TemporaryDirectory()
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
 from runtime import tensorflow_startup  # noqa: E402
 

@@ -71,7 +71,7 @@ class Inputs:
             if name not in excluded and value != getattr(Config, name)
         }
         if isinstance(self.source, FileSource):
-            others["files"] = image_checks.files_digest(self.source.paths())
+            others["files"] = self.source.files_digest()
         return dict(settings, data=self.source.describe_data(), **others)
 
     @contextlib.contextmanager
@@ -82,8 +82,9 @@ class Inputs:
         """
         storage.makedirs(self.config.model_dir)
         with Lock(self.config.model_dir, "--out") as lock:
-            image_checks.check_images(self.config, self.source, is_chief=True)
-            yield lock
+            image_checks.check_images(self.config, self.source)
+            with image_checks.naming_unusable(self.source, FileSource.paths):
+                yield lock
 
     def write_results(self, labels: np.ndarray, scores: np.ndarray, results: dict) -> None:
         """Writes predictions.npz and result.json to the output directory, and prints the results."""

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pathlib
 import re
 import signal
 import threading
@@ -15,7 +16,9 @@ import tifffile
 from PIL import ExifTags, Image
 
 import checks
+import data
 import data_util
+import train
 from checkpoints.run_directory import Recorded
 from config import Config
 from inference import endpoints, thumbnails
@@ -282,7 +285,7 @@ def test_values_of_more_than_eight_bits(name, tmp_path):
     expected = expected if expected.ndim == 3 else np.repeat(expected[..., None], 3, -1)
     # Half of a level for rounding.
     np.testing.assert_allclose(source.decode(item) / 255, expected, atol=0.51 / 255)
-    assert image_files.find_unusable(source.paths(), config.conversion) == {}
+    assert image_checks._find_unusable(config, source) == {}
     loaded = endpoints.image_loader(config)(str(tmp_path / "a.tif")).numpy()
     resized = data_util.preprocess_for_eval(tf.constant(source.decode(item) / 255), 8, False)
     np.testing.assert_allclose(loaded, resized, atol=1e-6)
@@ -442,19 +445,136 @@ def test_corrupt_images_give_an_error_that_lists_the_first_ten(folder, tmp_path)
     assert not list((tmp_path / "run").glob("ckpt*"))
 
 
-def test_corrupt_images_are_skipped_and_the_check_is_cached(folder, tmp_path, monkeypatch):
-    assert "skipped: 12 of 36 images cannot be used: dog/cut.gif" in run(
-        tmp_path, folder, corrupt_images="skip"
+@pytest.fixture
+def checked(monkeypatch, tmp_path):
+    """Returns a list of the paths that are decoded in order to check them. The user's cache is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    paths, check = [], image_files.why_unusable
+    monkeypatch.setattr(
+        image_files, "why_unusable", lambda path, *_: paths.append(path) or check(path, *_)
     )
-    checked = []
-    monkeypatch.setattr(image_files, "find_unusable", lambda paths, _: checked.append(paths) or {})
-    assert "skipped: 12 of 36" in run(tmp_path, folder, corrupt_images="skip") and not checked
-    (folder / "cat" / "0.png").touch()
-    assert "skipped" not in run(tmp_path, folder, corrupt_images="skip") and len(checked) == 1
-    cached = tmp_path / "run" / "images.json"
-    cached.write_text("{")  # A corrupt cache is replaced.
-    assert "skipped" not in run(tmp_path, folder, corrupt_images="skip") and len(checked) == 2
-    assert json.loads(cached.read_text())["unusable"] == {}
+    return paths
+
+
+def test_corrupt_images_are_skipped_and_the_check_is_cached_for_all_runs(folder, tmp_path, checked):
+    def train(name, **settings):
+        checked.clear()
+        return run(tmp_path / name, folder, corrupt_images="skip", **settings)
+
+    assert "skipped: 12 of 36 images cannot be used: dog/cut.gif" in train("a")
+    assert len(checked) == 36
+    assert "skipped: 12 of 36" in train("b") and not checked
+    train("a", mode="eval", eval_protocol="knn", eval_split="train[:50%]")
+    assert not checked
+    (folder / "dog" / "cut.gif").unlink()
+    assert "skipped: 11 of 35" in train("a", allow_flag_changes=True) and len(checked) == 35
+    # An image with 32 bits can be used with a white level.
+    assert "skipped: 10 of 35" in train("c", white_level="9") and len(checked) == 35
+    for cached in (tmp_path / "cache" / "simclr-tf2").iterdir():
+        cached.write_text("{")  # A corrupt cache is replaced.
+    assert "skipped: 11 of 35" in train("b", allow_flag_changes=True) and len(checked) == 35
+    (tmp_path / "cache" / "simclr-tf2").rename(tmp_path / "other")
+    (tmp_path / "cache" / "simclr-tf2").write_text("not a directory")
+    assert "skipped: 11 of 35" in train("d") and len(checked) == 35
+
+
+COMPLETE = {
+    "exif.jpg": encode(Image.fromarray(SMOOTH), "jpeg", exif=b"Exif\0\0" + bytes(60000)),
+    "progressive.jpg": encode(Image.fromarray(SMOOTH), "jpeg", progressive=True),
+    "fill.jpg": JPEG.replace(b"\xff\xc0", b"\xff\xff\xc0", 1),
+    "rgb.jpg": JPEG,
+    "rgb.png": PNG,
+    "a.webp": encode(Image.fromarray(PIXELS), "webp"),
+    "a.tif": encode(Image.fromarray(PIXELS), "tiff"),
+}
+INCOMPLETE = {
+    "cut.jpg": JPEG[:-20],
+    "cut.png": PNG[:-20],
+    "text.jpg": b"\xff\xd8 text \xff\xd9",
+    "text.png": b"<html>",
+    "empty.png": b"",
+    "short.png": b"\x89P",
+    "large.jpg": re.sub(rb"(?s)(?<=\xff\xc0...)....", b"\xff\xff\xff\xff", JPEG),
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "complete"),
+    [*((content, True) for content in COMPLETE.values())]
+    + [(content, False) for content in INCOMPLETE.values()],
+    ids=[*COMPLETE, *INCOMPLETE],
+)
+def test_headers_and_ends_of_files_are_checked(content, complete, tmp_path):
+    (tmp_path / "a.jpg").write_bytes(content)
+    assert image_files.looks_complete(str(tmp_path / "a.jpg")) == complete
+    assert (image_files.why_unusable(str(tmp_path / "a.jpg")) is None) == complete
+    assert not image_files.looks_complete(str(tmp_path / "missing.jpg"))
+
+
+def test_of_many_images_only_a_sample_is_decoded(folder, tmp_path, checked, monkeypatch):
+    monkeypatch.setattr(image_checks, "_MANY_IMAGES", 24)
+    monkeypatch.setattr(image_checks, "_MAX_SAMPLE", 3)
+    with pytest.raises(UserError, match="10 of 36 images cannot be used: dog/cut.jpg"):
+        run(tmp_path, folder)
+    for name in UNUSABLE.keys() | {"cut2.jpg", "cut3.jpg"}:
+        (folder / "dog" / name).unlink()
+    (folder / "dog" / "a.png").write_bytes(PNG)
+    checked.clear()
+    log = run(tmp_path, folder)
+    assert "checked the headers of 25 images and the pixels of 3" in log and len(checked) == 3
+    assert "checked" not in run(tmp_path / "other", folder) and len(checked) == 3
+    assert "skipped" not in run(tmp_path / "all", folder, corrupt_images="skip")
+    assert len(checked) == 28
+    assert "checked" not in run(tmp_path / "more", folder) and len(checked) == 28
+
+
+CORRUPT_PIXELS = PNG[:60] + bytes(8) + PNG[68:]  # The header and the end are those of a PNG file.
+
+
+def test_an_image_that_cannot_be_decoded_stops_training_after_a_checkpoint(
+    folder, tmp_path, checked, monkeypatch
+):
+    for name in UNUSABLE.keys() | {"cut2.jpg", "cut3.jpg"}:
+        (folder / "dog" / name).unlink()
+    monkeypatch.setattr(image_checks, "_MANY_IMAGES", 20)
+    monkeypatch.setattr(image_checks, "_MAX_SAMPLE", 1)
+    monkeypatch.setattr(
+        train, "_SECONDS_PER_CALL", 1000.0
+    )  # All steps after the second are one call.
+    settings = dict(
+        dataset=f"folder:{folder}", train_split="train", train_batch_size=4, train_steps=6
+    )
+    reference, stopped = tmp_path / "reference", tmp_path / "stopped"
+    config = Config(**{**runs.TINY, **settings})
+    source = folders.folder_source(str(folder))
+    first_images = source.labeled_paths("train")[0][:8]  # views.png shows them.
+    tf.random.set_seed(config.seed + 1)  # as in training
+    order = data.training_paths(source, config, 0)
+    # an image of the fifth step
+    path = next(path for path in order[16:20] if path not in first_images)
+    runs.run(reference, **{**settings, "checkpoint_steps": 1, "keep_checkpoint_max": 9})
+    pathlib.Path(path).write_bytes(CORRUPT_PIXELS)
+    name = os.path.relpath(path, folder)
+    message = f"an image cannot be used: {name} .truncated or corrupt.. Saved .*stopped/ckpt-4. Fix"
+    with pytest.raises(UserError, match=message):
+        runs.run(stopped, **settings)
+    readers = [tf.train.load_checkpoint(str(path / "ckpt-4")) for path in (reference, stopped)]
+    for key in readers[0].get_variable_to_shape_map():
+        if "OBJECT_GRAPH" not in key and "save_counter" not in key:
+            np.testing.assert_array_equal(*(reader.get_tensor(key) for reader in readers))
+    pathlib.Path(path).write_bytes(PNG)
+    assert "resumed at step 4" in runs.run(stopped, **settings, allow_flag_changes=True)
+
+
+def test_an_image_that_cannot_be_decoded_stops_evaluation(folder, tmp_path, checked, monkeypatch):
+    for name in UNUSABLE.keys() | {"cut2.jpg", "cut3.jpg"}:
+        (folder / "dog" / name).unlink()
+    run(tmp_path, folder)
+    monkeypatch.setattr(image_checks, "_MANY_IMAGES", 20)
+    monkeypatch.setattr(image_checks, "_MAX_SAMPLE", 0)
+    (folder / "dog" / "3.png").write_bytes(CORRUPT_PIXELS)
+    with pytest.raises(UserError, match="an image cannot be used: dog/3.png .truncated"):
+        run(tmp_path, folder, mode="eval", eval_protocol="knn", eval_split="train[:50%]")
 
 
 def test_files_whose_names_are_not_utf8_are_skipped_and_logged(folder, tmp_path):
@@ -502,8 +622,8 @@ def test_deleting_the_images_stops_training_with_a_one_line_error(
 ):
     check = image_checks.check_images
 
-    def check_and_remove(config, source, is_chief):
-        check(config, source, is_chief)
+    def check_and_remove(config, source, strategy):
+        check(config, source, strategy)
         for path in folder.rglob("*.png"):
             path.unlink()
 
@@ -511,7 +631,8 @@ def test_deleting_the_images_stops_training_with_a_one_line_error(
     with pytest.raises(SystemExit, match="2"), command_line.reporting_errors("run.py"):
         run(tmp_path, folder, corrupt_images="skip")
     assert re.fullmatch(
-        "run.py: error: .*No such file or directory.*the same command .*\n", capsys.readouterr().err
+        r"run.py: error: .*: an image cannot be used: .*.png \(missing\)\. Fix .*\n",
+        capsys.readouterr().err,
     )
 
 

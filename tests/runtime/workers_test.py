@@ -478,6 +478,33 @@ def files_in(directory):
 
 
 @pytest.mark.slow
+def test_only_the_chief_checks_the_images(tmp_path):
+    images = tmp_path / "images"
+    for index in range(40):
+        path = images / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(tf.io.encode_png(np.full([8, 8, 3], index, np.uint8)).numpy())
+    (images / "a" / "0.png").write_text("not an image")
+    caches = [tmp_path / "chief", tmp_path / "other"]
+    environments = [
+        {**environment, "XDG_CACHE_HOME": str(cache)}
+        for environment, cache in zip(worker_environments(2), caches)
+    ]
+    settings = dict(SETTINGS, dataset=f"folder:{images}", train_split="train", train_steps=1)
+    settings = dict(settings, corrupt_images="skip", eval_split="train")
+    printed = run_workers([tmp_path / "run"] * 2, settings, environments=environments)
+    assert "skipped: 1 of 40 images cannot be used: a/0.png" in printed[0]
+    assert [(cache / "simclr-tf2").exists() for cache in caches] == [True, False]
+    stopped = run_workers(
+        [tmp_path / "run"] * 2,
+        dict(settings, corrupt_images="error"),
+        status=2,
+        environments=environments,
+    )
+    assert all("1 of 40 images cannot be used: a/0.png (not an image" in text for text in stopped)
+
+
+@pytest.mark.slow
 def test_workers_with_different_flags_are_rejected(tmp_path):
     settings = [SETTINGS, {**SETTINGS, "learning_rate": 0.2}]
     for text in run_workers([tmp_path / "run"] * 2, settings, status=2):
