@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
-from sklearn import linear_model, model_selection, neural_network, pipeline, preprocessing
+from sklearn import linear_model
 
 import objective
 import resnet as resnet_lib
@@ -236,38 +236,6 @@ def original_pipeline(flags: list[str]) -> Implementation:
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluation
-
-
-def logistic_regression(count: int) -> Implementation:
-    """The models of the protocol `lbfgs` in scikit-learn, on examples in memory. Returns the accuracy."""
-    strengths = [1 / (0.8 * each * count) for each in linear.L2_PER_EXAMPLE_CHOICES]
-    one_split = model_selection.ShuffleSplit(1, test_size=0.2, random_state=0)
-    model = linear_model.LogisticRegressionCV(
-        Cs=strengths, cv=one_split, scoring="neg_log_loss", max_iter=300
-    )
-    return _probe(model, count, inputs.CLASSES)
-
-
-def mlp(count: int) -> Implementation:
-    """An epoch of a probe of Table 3 in scikit-learn, on examples in memory. Returns the accuracy."""
-    network = neural_network.MLPClassifier(256, early_stopping=True, max_iter=1)
-    return _probe(network, count, 2)
-
-
-def _probe(
-    classifier: linear_model.LogisticRegressionCV | neural_network.MLPClassifier,
-    count: int,
-    num_classes: int,
-) -> Implementation:
-    model = pipeline.make_pipeline(preprocessing.StandardScaler(), classifier)
-    test_set = inputs.in_memory(1000, num_classes)
-    model.fit(*test_set)  # Libraries allocate their buffers here.
-
-    def call():
-        model.fit(*inputs.in_memory(count, num_classes))
-        return float((model.predict(test_set[0]) == test_set[1]).mean())
-
-    return repeated(call)
 
 
 def search(count: int) -> Implementation:

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import config as config_lib
 
@@ -164,28 +163,13 @@ def evaluation_memory(size: int, options: argparse.Namespace) -> Iterator[Case]:
     yield Case(f"{size} evaluations", many, few, ("MB of run.py",))
 
 
-def logistic_regression(size: int, options: argparse.Namespace) -> Iterator[Case]:
-    """--eval_protocol=lbfgs on SIZE examples, and scikit-learn"""
-    yield _probe("logistic_regression", size)
-
-
-def mlp(size: int, options: argparse.Namespace) -> Iterator[Case]:
-    """an epoch of a probe of Table 3 on SIZE examples, and scikit-learn"""
-    yield _probe("mlp", size)
-
-
 def gallery(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """search for similar vectors among SIZE, and in the full similarity matrix"""
-    case = _probe("search", size)
+    ours, baseline = (
+        (f"{module}.search", dict(count=size)) for module in ("programs", "baselines")
+    )
     is_small = size <= _LARGEST_BASELINE["gallery"]
-    yield case if is_small else dataclasses.replace(case, baseline=None)
-
-
-def _probe(name: str, count: int) -> Case:
-    forms: list[Any] = [
-        (f"{module}.{name}", dict(count=count)) for module in ("programs", "baselines")
-    ]
-    return Case(f"{name}, {count:,} examples", *forms)
+    yield Case(f"search, {size:,} examples", ours, baseline if is_small else None)
 
 
 def l2_path(size: int, options: argparse.Namespace) -> Iterator[Case]:
@@ -252,8 +236,6 @@ BENCHMARKS = {
     "loss": (loss, tuple(2**power for power in range(9, 16))),
     "optimizer": (optimizer, (18, 50)),
     "evaluation_memory": (evaluation_memory, (200,)),
-    "logistic_regression": (logistic_regression, (100_000, 200_000)),
-    "mlp": (mlp, (100_000, 200_000)),
     "gallery": (gallery, (1_000, 10_000, 100_000)),
     "l2_path": (l2_path, (1437,)),
     "precision": (precision, (1, 2, 3)),

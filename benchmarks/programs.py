@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -36,7 +35,6 @@ from inference import similarity
 from large_batch import blocked_nt_xent
 from probing import features
 from probing import logistic_regression as linear
-from probing import mlp as mlp_lib
 from runtime import signals, version
 from sources import datasets
 from sources.source import Source
@@ -305,32 +303,6 @@ def _classify(
         ),
         "nearest neighbors": knn.fit(*train_set).score(*test_set),
     }
-
-
-def _in_file(count: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the vectors of `inputs.clusters` as a memory map, and their labels."""
-    file, labels = features.VectorFile(), []
-    for vectors, block_labels in inputs.clusters(count, num_classes):
-        file.append(vectors)
-        labels.append(block_labels)
-    return file.read("features"), np.concatenate(labels)
-
-
-def logistic_regression(count: int) -> Implementation:
-    """The protocol `lbfgs` on examples in a file. Returns the accuracy."""
-    return _probe(lambda *sets: linear.lbfgs_accuracy(*sets)["accuracy"], count, inputs.CLASSES)
-
-
-def mlp(count: int) -> Implementation:
-    """An epoch of a probe of Table 3 on examples in a file. Returns the accuracy."""
-    mlp_lib._MAX_EPOCHS = 1  # There is no setting, because only this benchmark changes it.
-    return _probe(mlp_lib.mlp_accuracy, count, 2)
-
-
-def _probe(function: Callable[..., float], count: int, num_classes: int) -> Implementation:
-    test_set = _in_file(1000, num_classes)
-    function(test_set, test_set)  # Libraries allocate their buffers here.
-    return repeated(lambda: function(_in_file(count, num_classes), test_set))
 
 
 def search(count: int) -> Implementation:

@@ -17,7 +17,6 @@ from benchmarks import baselines, cases, cli, measure
 from checkpoints import torch_names
 from config import Config
 from lars_optimizer import LARSOptimizer
-from probing import mlp
 from support import ROOT, documents, golden, images
 
 SHORT = ("--train_steps=2", "--train_batch_size=16", "--resnet_depth=10")
@@ -29,8 +28,6 @@ SMALL = {
     "loss": (64, (), 1e-4),
     "optimizer": (10, (), None),
     "evaluation_memory": (2, (), None),
-    "logistic_regression": (2000, (), 0.02),
-    "mlp": (2000, (), 0.2),  # The initial weights are random.
     "gallery": (300, (), 0),
     "l2_path": (60, (), 1e-4),
     "precision": (1, SHORT, None),
@@ -47,7 +44,6 @@ def test_every_benchmark_is_documented_and_has_a_small_size():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_implementations_run_and_agree(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(mlp, "_MAX_EPOCHS", mlp._MAX_EPOCHS)  # Restored after the test.
     monkeypatch.setattr(cases, "torch_python", lambda: None)
     monkeypatch.chdir(ROOT)
     size, flags, tolerance = SMALL[name]
