@@ -137,6 +137,12 @@ def complete(
     has_adopted = is_eval and "dataset" not in given and "eval_split" in recorded.network
     if has_adopted and config.eval_split.partition("[")[0] in source.split_names:
         given = {*given, "train_split", "eval_split"}
+    if is_eval and "dataset" in given and source.split_names == ["train"]:
+        # The images of another data set need not be divided if nothing is trained on them.
+        is_own = recorded.trained_on == computed_from.source_digest(source)
+        if not (is_own or _uses_train_split(config) or "eval_split" in given):
+            given, config = {*given, "eval_split"}, config.replace(eval_split="train")
+            lines.append(f"eval_split: train (all images of {source.name})")
     train_split, eval_split = datasets.choose_splits(
         source, config.train_split, config.eval_split, given, hold_out=config.mode != "train"
     )

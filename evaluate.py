@@ -32,10 +32,11 @@ from checkpoints import (
 from checkpoints.run_directory import RunContext
 from config import Config
 from metrics import KNN, LBFGS, LINEAR_TOP_1, MEAN_PRECISION, REGULARIZATION, WEIGHTED_KNN
-from probing import diagnostics, features, logistic_regression, nearest_neighbors
+from probing import confusion, diagnostics, features, logistic_regression, nearest_neighbors
 from runtime import console, progress, signals, storage, workers
 from runtime.errors import UserError, first_line
 from sources import classes
+from sources.files import FileSource
 from sources.source import Source
 
 _POLL_SECONDS = 5.0
@@ -204,6 +205,7 @@ class Evaluator:
         self._head_columns = (
             classes.match_columns(source.class_names, head_names) if head_names else None
         )
+        self._head_names = head_names or source.class_names
         self._weights = weights_flag or f"--model_dir={config.model_dir}"
         self._batches = {}  # split -> distributed dataset
         self._writer: tf.summary.SummaryWriter | None = None
@@ -427,7 +429,8 @@ class Evaluator:
     def linear_head(self, step: int) -> dict[str, float]:
         """Returns the metrics of the linear head on all labeled examples; see `linear_results`.
 
-        With `--save_predictions`, also writes the labels and logits.
+        If examples have one label, also writes the confusion matrix. With `--save_predictions`, writes
+        the labels, the logits, the class names and, for image files, the paths.
         """
         config = self._config
         logits, labels = self._extract(self._logits, config.eval_split, step)
@@ -436,14 +439,21 @@ class Evaluator:
                 f"--eval_split={config.eval_split}: this split of {self._source.name} has no"
                 " labels. Use a split with labels."
             )
+        others = {"class_names": np.array(self._head_names)}
+        if isinstance(self._source, FileSource):
+            others["paths"] = self._source.labeled_names(config.eval_split)[: len(labels)]
         if self._head_columns is not None:
+            if "paths" in others and labels.ndim == 1:
+                others["paths"] = others["paths"][np.array(self._head_columns)[labels] >= 0]
             labels, logits = metrics.map_labels(labels, logits, self._head_columns)
-        if config.save_predictions and self._is_chief:
-            storage.write_arrays(
-                os.path.join(results_dir(config), f"predictions_{step}.npz"),
-                labels=labels,
-                logits=logits,
-            )
+        if self._is_chief:
+            directory = results_dir(config)
+            if config.save_predictions:
+                path = os.path.join(directory, f"predictions_{step}.npz")
+                storage.write_arrays(path, labels=labels, logits=logits, **others)
+            if labels.ndim == 1:
+                counts = confusion.count(labels, logits)
+                confusion.report(directory, step, counts, self._head_names)
         return metrics.linear_results(labels, logits)
 
     def contrastive(self, step: int) -> dict[str, float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import statistics
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -236,6 +237,18 @@ def original_pipeline(flags: list[str]) -> Implementation:
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluation
+
+
+def open_folder(count: int) -> Implementation:
+    """Keras's function for image folders. Returns the number of images."""
+    directory = tempfile.TemporaryDirectory()
+    inputs.image_folder(f"{directory.name}/images", count)
+
+    def opened():
+        path = f"{directory.name}/images"
+        return len(keras.utils.image_dataset_from_directory(path).file_paths)
+
+    return repeated(opened)
 
 
 def search(count: int) -> Implementation:

@@ -136,6 +136,15 @@ def input_pipeline(size: int, options: argparse.Namespace) -> Iterator[Case]:
         yield Case(name, form, other, ("images/s",), 50, warm_up=True, images=size)
 
 
+def startup(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """time until SIZE images of a folder are known and checked, and until Keras knows them"""
+    ours, keras = (
+        (f"{module}.open_folder", dict(count=size)) for module in ("programs", "baselines")
+    )
+    yield Case(f"{size:,} images, first run", ours, keras)
+    yield Case(f"{size:,} images, later runs", ours, keras, warm_up=True)
+
+
 def loss(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """NT-Xent and its gradient for 2N = SIZE, in blocks of rows and with the whole matrix"""
     for metrics in (False, True):
@@ -233,6 +242,7 @@ def parity(size: int, options: argparse.Namespace) -> Iterator[Case]:
 BENCHMARKS = {
     "step": (step, (128,)),
     "input": (input_pipeline, (256,)),
+    "startup": (startup, (10_000, 100_000, 310_000, 1_000_000)),
     "loss": (loss, tuple(2**power for power in range(9, 16))),
     "optimizer": (optimizer, (18, 50)),
     "evaluation_memory": (evaluation_memory, (200,)),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import numpy as np
+from PIL import Image
 
 WIDTH, CLASSES = 512, 20
 
@@ -30,6 +32,18 @@ def unit_vectors(count: int) -> np.ndarray:
     num_copies = count // 100
     vectors[count - num_copies :] = vectors[:num_copies] + 0.01
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def image_folder(root: str, count: int) -> None:
+    """Creates a folder with up to 1,000 classes of links to one photograph of 500 x 375 pixels."""
+    values = np.random.default_rng(0).integers(0, 256, [12, 16, 3], np.uint8)
+    os.makedirs(f"{root}/.files")
+    photograph = f"{root}/.files/a.jpg"
+    Image.fromarray(values).resize([500, 375], Image.Resampling.BICUBIC).save(photograph)
+    for index in range(count):
+        folder = f"{root}/{index % 1000:03}"
+        os.makedirs(folder, exist_ok=True)
+        os.symlink(photograph, f"{folder}/{index:07}.jpg")
 
 
 def features(path: str | None, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -36,7 +36,7 @@ from large_batch import blocked_nt_xent
 from probing import features
 from probing import logistic_regression as linear
 from runtime import signals, version
-from sources import datasets
+from sources import datasets, image_checks
 from sources.source import Source
 from transfer import linear_evaluation
 
@@ -303,6 +303,21 @@ def _classify(
         ),
         "nearest neighbors": knn.fit(*train_set).score(*test_set),
     }
+
+
+def open_folder(count: int) -> Implementation:
+    """Finds and checks the images of a folder. The first call decodes a sample. Returns the number of images."""
+    directory = tempfile.TemporaryDirectory()
+    os.environ["XDG_CACHE_HOME"] = f"{directory.name}/cache"
+    inputs.image_folder(f"{directory.name}/images", count)
+
+    def opened():
+        config = config_lib.Config(dataset=f"folder:{directory.name}/images")
+        source = datasets.open_configured(config)
+        image_checks.check_images(config, source)
+        return source.num_examples("train")
+
+    return repeated(opened)
 
 
 def search(count: int) -> Implementation:

@@ -114,9 +114,13 @@ def _encoder_names(
       names: the names of the encoder's tensors.
       shapes: dict mapping names to shapes.
     """
-    width, _, kernel_size, _ = (
-        shapes["conv1.weight"] if len(shapes.get("conv1.weight", ())) == 4 else (0,) * 4
-    )
+    has_kernels = (
+        "layer1.0.downsample.2.weight" in names
+    )  # selective kernels, or ResNet-D's shortcuts
+    deep_stem = "conv1.0.weight" in names and has_kernels
+    conv1 = f"conv1{'.0' * deep_stem}.weight"
+    width, _, kernel_size, _ = shapes[conv1] if len(shapes.get(conv1, ())) == 4 else (0,) * 4
+    width *= 1 + deep_stem
     if not width:
         raise UserError(
             f"{location}: the file does not contain a ResNet (no tensor conv1.weight with four"
@@ -131,11 +135,21 @@ def _encoder_names(
         raise UserError(
             f"{location}: no ResNet of depth 10 to 200 has {'-'.join(map(str, structure[1]))} "
             f"{'bottleneck' if structure[0] else 'basic'} blocks and conv1.weight of shape "
-            f"{list(shapes['conv1.weight'])}. {_REMEDY}"
+            f"{list(shapes[conv1])}. {_REMEDY}"
         )
+
+    def ratio(name):
+        # Half a channel more than the layer has, because `layer_specs` rounds down.
+        return (shapes[name][0] + 0.5) / (8 * width) if name in names else 0.0
+
+    ratios = (
+        ratio("layer4.0.conv2.attn.fc_reduce.weight") or float(has_kernels),
+        ratio("layer4.0.se.fc1.weight"),
+    )
+    cifar_stem = kernel_size == 3 and not deep_stem
     expected = {
-        torch_names.torch_name(key): (key, shape)
-        for spec in resnet.layer_specs(*structure, width // 64, kernel_size == 3)
+        torch_names.torch_name(key, deep_stem): (key, shape)
+        for spec in resnet.layer_specs(*structure, width // 64, cifar_stem, *ratios)
         for variable, shape in spec.variables().items()
         for key in [f"{architecture.ENCODER}{spec.key}/{variable}"]
     }

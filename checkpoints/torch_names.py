@@ -17,23 +17,48 @@ _VARIABLE_NAMES = {
 }
 
 
-def torch_name(key: str) -> str:
+# Selective kernels: path of a layer in a checkpoint -> in PyTorch. The names are those of timm, where it has the layer.
+_SELECTIVE_KERNEL = {
+    "conv2d_fixed_padding/conv2d": "conv",
+    "batch_norm_relu/bn": "bn",
+    "conv2d_0": "attn.fc_reduce",
+    "batch_norm_relu_1/bn": "attn.bn",
+    "conv2d_1": "attn.fc_select",
+}
+# The stem of networks with selective kernels (ResNet-D).
+_DEEP_STEM = {"0": "conv1.0", "1": "conv1.1", "2": "conv1.3", "3": "conv1.4", "4": "conv1.6"}
+
+
+def torch_name(key: str, deep_stem: bool = False) -> str:
     """Maps the checkpoint key of an encoder variable to the name of the variable in PyTorch.
 
-    Networks with selective kernels, squeeze-and-excitation or ResNet-D's stem have no equivalent in
-    torchvision.
+    Args:
+      key: checkpoint key.
+      deep_stem: whether the stem is that of ResNet-D.
     """
-    *path, layer_type, variable_name = key.removeprefix("model/resnet_model/").split("/")
-    prefix, index = "", 1
-    if path[0] == "block_groups":
-        _, group, _, block, part, position = path
-        prefix = f"layer{int(group) + 1}.{block}."
-        if part in ("projection_layers", "shortcut_layers"):
-            return f"{prefix}downsample.{position}.{_VARIABLE_NAMES[variable_name]}"
-        # A convolution and its batch norm take up two positions, or three in bottleneck blocks (the
-        # third is unused).
-        index = int(position) // (3 if part == "conv_relu_dropblock_layers" else 2) + 1
-    return f"{prefix}{'conv' if layer_type == 'conv2d' else 'bn'}{index}.{_VARIABLE_NAMES[variable_name]}"
+    path, _, variable_name = key.removeprefix("model/resnet_model/").rpartition("/")
+    layer = f"{_layer_name(path.split('/'), deep_stem)}.{_VARIABLE_NAMES[variable_name]}"
+    return layer.removeprefix(".")
+
+
+def _layer_name(path: list[str], deep_stem: bool) -> str:
+    kind = "conv" if path[-1] == "conv2d" else "bn"
+    if path[0] != "block_groups":
+        return _DEEP_STEM.get(path[1], "bn1") if deep_stem else f"{kind}1"
+    _, group, _, block, part, *rest = path
+    prefix = f"layer{int(group) + 1}.{block}."
+    if path[-1] in ("se_reduce", "se_expand"):
+        return f"{prefix}se.fc{1 if path[-1] == 'se_reduce' else 2}"
+    position, layer = int(rest[0]), "/".join(rest[1:])
+    if layer in _SELECTIVE_KERNEL:
+        return f"{prefix}conv2.{_SELECTIVE_KERNEL[layer]}"
+    if part in ("projection_layers", "shortcut_layers"):
+        # A strided shortcut with pooling has an unused position.
+        return f"{prefix}downsample.{min(position, 1 if kind == 'conv' else 2)}"
+    # A convolution and its batch norm take up two positions, or three in bottleneck blocks (the
+    # third is unused).
+    index = (position + 1) // 3 if part == "conv_relu_dropblock_layers" else position // 2
+    return f"{prefix}{kind}{index + 1}"
 
 
 def head_names(keys: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -24,11 +24,77 @@ def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Con
     return nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
 
 
+class SelectiveKernel(nn.Module):
+    """Two 3x3 convolutions mixed by channel attention (arXiv:1903.06586), as in SimCLR v2."""
+
+    def __init__(self, width: int, stride: int, ratio: float):
+        """Creates the layer. The attention's bottleneck has `width` * `ratio` channels, but at least 32."""
+        super().__init__()
+        reduced = max(int(width * ratio), 32)
+        self.conv = convolution(width, 2 * width, 3, stride)
+        self.bn = nn.BatchNorm2d(2 * width)
+        layers = OrderedDict(
+            fc_reduce=convolution(width, reduced, 1),
+            bn=nn.BatchNorm2d(reduced),
+            relu=nn.ReLU(),
+            fc_select=convolution(reduced, 2 * width, 1),
+        )
+        self.attn = nn.Sequential(layers)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps [n, c, h, w] to [n, c, h / stride, w / stride]."""
+        branches = torch.relu(self.bn(self.conv(inputs))).unflatten(1, (2, -1))
+        mixing = self.attn(branches.sum(1).mean([2, 3], keepdim=True)).unflatten(1, (2, -1))
+        return (branches * mixing.softmax(1)).sum(1)
+
+
+class SqueezeExcitation(nn.Module):
+    """Channel weights computed from channel means (arXiv:1709.01507)."""
+
+    def __init__(self, channels: int, reduced: int):
+        """Creates the layer, whose bottleneck has `reduced` channels."""
+        super().__init__()
+        self.fc1, self.fc2 = nn.Conv2d(channels, reduced, 1), nn.Conv2d(reduced, channels, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Multiplies [n, c, h, w] by the channel weights."""
+        means = inputs.mean([2, 3], keepdim=True)
+        return inputs * torch.sigmoid(self.fc2(torch.relu(self.fc1(means))))
+
+
+class PaddedAveragePooling(nn.Module):
+    """2x2 average pooling for ResNet-D's shortcuts, padded at the bottom and right as in TensorFlow."""
+
+    def __init__(self, stride: int):
+        """Creates the layer. `stride` must be 1 or 2."""
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps [n, c, h, w] to [n, c, h / stride, w / stride]."""
+        # Without stride, TensorFlow's average does not include the padding.
+        mode = "replicate" if self.stride == 1 else "constant"
+        return functional.avg_pool2d(functional.pad(inputs, (0, 1, 0, 1), mode), 2, self.stride)
+
+
 class Block(nn.Module):
     """A residual block with two 3x3 convolutions or, as a bottleneck, with 1x1, 3x3 and 1x1 convolutions."""
 
-    def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool, project: bool):
-        """Creates a block whose shortcut is a projection, if `project` is True, or the identity."""
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        stride: int,
+        bottleneck: bool,
+        project: bool,
+        sk_ratio: float = 0.0,
+        se_ratio: float = 0.0,
+    ):
+        """Creates a block whose shortcut is a projection, if `project` is True, or the identity.
+
+        If `sk_ratio` is above 0, projections follow pooling, and bottlenecks have selective kernels.
+        If `se_ratio` is above 0, the block has squeeze-and-excitation.
+        """
         super().__init__()
         outputs = width * (4 if bottleneck else 1)
         shapes = [(inputs, width, 3, stride), (width, width, 3)]
@@ -38,11 +104,16 @@ class Block(nn.Module):
         for index, shape in enumerate(shapes, 1):
             self.add_module(f"conv{index}", convolution(*shape))
             self.add_module(f"bn{index}", nn.BatchNorm2d(shape[1]))
+        if bottleneck and sk_ratio:
+            self.conv2, self.bn2 = SelectiveKernel(width, stride, sk_ratio), nn.Identity()
+        self.se = nn.Identity()
+        if se_ratio:
+            self.se = SqueezeExcitation(outputs, max(int(width * se_ratio), 1))
         self.downsample = nn.Identity()
         if project:
-            self.downsample = nn.Sequential(
-                convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs)
-            )
+            pooling = [PaddedAveragePooling(stride)] if sk_ratio else []
+            shortcut = convolution(inputs, outputs, 1, 1 if sk_ratio else stride)
+            self.downsample = nn.Sequential(*pooling, shortcut, nn.BatchNorm2d(outputs))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps [n, c, h, w] to [n, c', h / stride, w / stride]."""
@@ -50,28 +121,39 @@ class Block(nn.Module):
         for index in range(1, self.depth + 1):
             outputs = outputs if index == 1 else torch.relu(outputs)
             outputs = getattr(self, f"bn{index}")(getattr(self, f"conv{index}")(outputs))
-        return torch.relu(outputs + self.downsample(inputs))
+        return torch.relu(self.se(outputs) + self.downsample(inputs))
 
 
 class ResNet(nn.Module):
     """The encoder f. Its tensors are named as in the ResNets of torchvision and timm."""
 
     def __init__(
-        self, bottleneck: bool, blocks: Sequence[int], width: int = 64, cifar_stem: bool = False
+        self,
+        bottleneck: bool,
+        blocks: Sequence[int],
+        width: int = 64,
+        cifar_stem: bool = False,
+        sk_ratio: float = 0.0,
+        se_ratio: float = 0.0,
     ):
         """Creates a network with `blocks` blocks in each group, and `width` channels after the stem."""
         super().__init__()
         self.has_pooling = not cifar_stem
         self.conv1 = convolution(3, width, 3) if cifar_stem else convolution(3, width, 7, 2)
+        if sk_ratio and not cifar_stem:
+            layers: list[nn.Module] = []
+            for inputs, stride in ((3, 2), (width // 2, 1)):
+                layers.append(convolution(inputs, width // 2, 3, stride))
+                layers += [nn.BatchNorm2d(width // 2), nn.ReLU()]
+            self.conv1 = nn.Sequential(*layers, convolution(width // 2, width, 3))
         self.bn1 = nn.BatchNorm2d(width)
         self.num_features = width
         for group, count in enumerate(blocks):
             layers = nn.Sequential()
             for index in range(count):
                 stride = 2 if group and not index else 1
-                layers.append(
-                    Block(self.num_features, width * 2**group, stride, bottleneck, index == 0)
-                )
+                shape = self.num_features, width * 2**group, stride, bottleneck, index == 0
+                layers.append(Block(*shape, sk_ratio, se_ratio))
                 self.num_features = width * 2**group * (4 if bottleneck else 1)
             self.add_module(f"layer{group + 1}", layers)
 
@@ -84,7 +166,8 @@ class ResNet(nn.Module):
             outputs = functional.max_pool2d(outputs, 3, 2, padding, ceil_mode=True)
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             outputs = layer(outputs)
-        return outputs.float().mean([2, 3])
+        # Averaging in half precision would be inaccurate.
+        return outputs.mean([2, 3], dtype=torch.promote_types(outputs.dtype, torch.float32))
 
 
 def projection_head(widths: Sequence[int]) -> nn.Sequential:
@@ -137,15 +220,17 @@ def load(path: str) -> Network:
         with safe_open(name, "pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
 
-    encoder, _ = read("")
+    encoder, metadata = read("")
     blocks = [
         sum(
             name.startswith(f"layer{group}.") and name.endswith(".conv1.weight") for name in encoder
         )
         for group in range(1, 5)
     ]
-    width, _, size, _ = encoder["conv1.weight"].shape
-    network = Network(ResNet("layer1.0.conv3.weight" in encoder, blocks, width, size == 3))
+    bottleneck, width = "layer1.0.conv3.weight" in encoder, len(encoder["bn1.weight"])
+    ratios = [float(metadata[name]) for name in ("sk_ratio", "se_ratio")]
+    resnet = ResNet(bottleneck, blocks, width, metadata["stem"] == "cifar", *ratios)
+    network = Network(resnet)
     network.encoder.load_state_dict(encoder)
     tensors, _ = read(".projection_head")
     if tensors:

@@ -12,7 +12,6 @@ from safetensors import numpy as safetensors_numpy
 from checkpoints import restoring, torch_names
 from export import torch_card
 from runtime import console, signals, storage
-from runtime.errors import UserError
 from runtime.paths import check_out, check_weights_path
 
 _CODE = pathlib.Path(__file__).with_name("torch_resnet.py")
@@ -33,8 +32,7 @@ def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None)
       given: see `inspection.inspect_checkpoint`.
 
     Raises:
-      UserError: an argument is invalid, a file exists, or the network has selective kernels or
-        squeeze-and-excitation.
+      UserError: an argument is invalid, or a file exists.
       errors.Stopped: a signal arrived; nothing is written.
     """
     suffix, checkpoint = torch_names.SUFFIX, check_weights_path("checkpoint", checkpoint)
@@ -52,17 +50,13 @@ def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None)
     signals.safe_point(storage.NOTHING_WRITTEN)
     model, info = restoring.open_network(checkpoint, given)
     config, class_names = info.config, info.file.class_names
-    if config.sk_ratio > 0 or config.se_ratio > 0:
-        raise UserError(
-            f"--checkpoint={checkpoint}: {config.network_name} has selective kernels or"
-            " squeeze-and-excitation, which are not supported. Export a SavedModel with"
-            " --export_dir instead."
-        )
     metadata = {
         "format": "pt",
         "resnet_depth": config.resnet_depth,
         "width_multiplier": config.width_multiplier,
         "stem": config.stem_name,
+        "sk_ratio": config.sk_ratio,
+        "se_ratio": config.se_ratio,
         "image_size": config.image_size,
         **({} if info.step is None else {"step": info.step}),
     }
@@ -72,9 +66,10 @@ def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None)
     }
     variables = restoring.variables_by_key(model=model)
     encoder = restoring.filter_by_prefix(restoring.PARTS["encoder"], variables)
+    deep_stem = config.sk_ratio > 0 and not config.cifar_stem
     names = {
         **torch_names.head_names(variables),
-        "encoder": {key: torch_names.torch_name(key) for key in encoder},
+        "encoder": {key: torch_names.torch_name(key, deep_stem) for key in encoder},
     }
     contents = {
         code: _CODE.read_bytes(),

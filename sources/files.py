@@ -108,6 +108,10 @@ class FileSource(IndexedSource):
         """For each path: size, time of modification and time of change in ns, int64 [n, 3]; -1 for missing files."""
         return np.fromiter(map(_status, self.paths()), np.dtype((np.int64, 3)))
 
+    def num_bytes(self) -> int:
+        """Returns the total size of all files."""
+        return int(self._statuses[:, 0].sum())
+
     def files_digest(self) -> str:
         """Returns a hash of the paths, sizes and modification times of all files."""
         digest = hashlib.sha256(self._statuses.tobytes())
@@ -119,6 +123,12 @@ class FileSource(IndexedSource):
         """Returns the paths and labels (int64 [n]) of the images in a split. Excluded files are omitted."""
         _, paths, labels, _ = self._select(split)
         return self._absolute(paths), labels
+
+    def labeled_names(self, split: str) -> np.ndarray:
+        """Returns the relative paths of the labeled images in a split, an array of strings."""
+        _, paths, labels, _ = self._select(split)
+        has_label = (labels >= 0).reshape(len(labels), -1).any(1)
+        return np.array([*map(os.fsdecode, paths[has_label].tolist())])
 
     def exclude(self, paths: Iterable[str]) -> None:
         """Excludes files from all splits. The keys and percent slices of the remaining images do not change."""

@@ -25,6 +25,7 @@ from PIL import ExifTags, Image, ImageOps, PngImagePlugin, TiffImagePlugin
 from config import DEFAULT_CONVERSION, Conversion
 from runtime import progress
 from runtime.errors import UserError, first_line
+from runtime.pipelines import PARALLEL_CALLS
 
 with contextlib.suppress(ImportError):
     import pillow_heif  # Optional package for HEIC files.
@@ -66,7 +67,9 @@ _IGNORED_FOLDERS = ("__MACOSX", "@eaDir", "lost+found")
 # `_large_image_lock`.
 _LARGE_BYTES, _LARGE_PIXELS = 2**24, 2**24
 _large_image_lock = threading.RLock()
-_BATCH = 256  # Number of files that are submitted to the thread pool at a time.
+_CHUNK = (
+    16  # number of files that a thread processes, and of such groups that are submitted at a time
+)
 # Maximum encoded size of a pixel (four uncompressed 16-bit channels), and an allowance for
 # metadata.
 _BYTES_PER_PIXEL, _METADATA_BYTES = 8, 2**24
@@ -453,9 +456,12 @@ def find_unusable(
 
 def map_paths(function: Callable[[str], _T], paths: list[str]) -> Generator[_T, None, None]:
     """Yields the results of a function for each path, in order. Uses several threads."""
-    with futures.ThreadPoolExecutor() as pool:
-        for start in range(0, len(paths), _BATCH):
-            yield from pool.map(function, paths[start : start + _BATCH])
+    chunks = [paths[start : start + _CHUNK] for start in range(0, len(paths), _CHUNK)]
+    with futures.ThreadPoolExecutor(PARALLEL_CALLS) as pool:
+        for start in range(0, len(chunks), _CHUNK):
+            batch = chunks[start : start + _CHUNK]
+            for results in pool.map(lambda chunk: [*map(function, chunk)], batch):
+                yield from results
 
 
 def _file_size(path: str) -> int:

@@ -25,6 +25,7 @@ TINY = ("--resnet_depth=10", "--image_size=16")
 SMALL = {
     "step": (8, TINY, None),
     "input": (16, TINY, None),
+    "startup": (30, (), 0),
     "loss": (64, (), 1e-4),
     "optimizer": (10, (), None),
     "evaluation_memory": (2, (), None),

@@ -28,6 +28,7 @@ import tf_keras as keras  # noqa: E402
 
 import resnet  # noqa: E402
 from checkpoints import architecture, training_log  # noqa: E402
+from probing import confusion  # noqa: E402
 from runtime import console  # noqa: E402
 
 # By default, Hypothesis tries the same examples in every run. With `--hypothesis-profile=soak`, it
@@ -103,10 +104,11 @@ def unoptimized_graphs():
 
 @pytest.fixture(scope="session", autouse=True)
 def draw_curves():
-    """Replaces the function that draws curves.png, because it is slow. Yields the original function."""
+    """Replaces the functions that draw figures of runs, because they are slow. Yields that of curves.png."""
     original = training_log.draw_curves
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_log, "draw_curves", lambda *_: b"replaced by conftest.py")
+        patch.setattr(confusion, "draw", lambda *_: b"replaced by conftest.py")
         yield original
 
 

@@ -1053,8 +1053,8 @@ def test_knn_evaluation_with_a_single_class_is_rejected(tmp_path):
 # ------------------------------------------------------------------------------------------------------- replicas
 
 
-def test_evaluation_on_two_replicas_matches_evaluation_on_one_replica(two_replicas):
-    config = Config(**{**TINY, "train_split": "train[:30]"}).replace(
+def test_evaluation_on_two_replicas_matches_evaluation_on_one_replica(two_replicas, tmp_path):
+    config = Config(**{**TINY, "train_split": "train[:30]", "model_dir": str(tmp_path)}).replace(
         eval_split="test[:101]", eval_batch_size=14
     )
     source, results = digits.digits_source(), []

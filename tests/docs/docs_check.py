@@ -83,7 +83,7 @@ class Checker:
         writer = next(
             example
             for example in documents.find_examples("docs/own_images.md")
-            if example.is_python
+            if "tfds.load" in example.text
         )
         flags = f"{_FLAGS} {' '.join(documents.MODEL_SETTINGS)}"
         train = (
@@ -102,7 +102,7 @@ class Checker:
         if not examples:
             return []
         path, failed = self._make_directory(document), []
-        for name in ("photos", "new_photos"):
+        for name in ("photos", "new_photos", "labeled_photos"):
             shutil.copytree(self._directory / "model" / name, path / name)
         if document in _PREPARATION:
             text = (

@@ -145,6 +145,8 @@ def test_exported_encoder_matches_a_resnet_in_numpy_and_can_be_imported(settings
         resnet_depth=str(config.resnet_depth),
         width_multiplier=str(config.width_multiplier),
         stem=config.stem_name,
+        sk_ratio="0.0",
+        se_ratio="0.0",
         image_size=str(config.image_size),
         step="7",
     )
@@ -211,11 +213,33 @@ def test_export_of_a_network_without_heads_writes_no_head_files(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("ratio", ["sk_ratio", "se_ratio"])
-def test_networks_with_sk_or_se_are_rejected(ratio, tmp_path, fails):
-    _, checkpoint = make_checkpoint(tmp_path, resnet_depth=10, image_size=8, **{ratio: 0.0625})
-    fails(f"--checkpoint={checkpoint}: resnet", export, checkpoint, tmp_path)
-    assert not (tmp_path / "torch").exists()
+ATTENTION = [  # networks with selective kernels or squeeze-and-excitation
+    dict(resnet_depth=50, image_size=63, sk_ratio=0.0625),
+    dict(resnet_depth=50, image_size=64, sk_ratio=0.25, se_ratio=0.07),
+    dict(resnet_depth=50, image_size=32, sk_ratio=0.0625, stem="cifar"),
+    dict(resnet_depth=18, image_size=57, sk_ratio=0.0625, se_ratio=0.25),
+    dict(resnet_depth=10, image_size=32, se_ratio=0.07, width_multiplier=3, stem="cifar"),
+]
+
+
+@pytest.mark.parametrize("settings", ATTENTION, ids=str)
+def test_exported_networks_with_attention_are_imported_unchanged(settings, tmp_path):
+    model, checkpoint = make_checkpoint(tmp_path, **settings)
+    path = export(checkpoint, tmp_path)
+    assert {"layer1.0.downsample.1.weight", "layer4.0.bn1.bias"} <= load_file(path).keys()
+    loaded, info = restoring.open_network(path)
+    assert info.config.stem_name == Config(**settings).stem_name
+    variables = restoring.variables_by_key(model=model)
+    assert len(loaded.variables) > 60
+    for key, variable in restoring.variables_by_key(model=loaded).items():
+        np.testing.assert_array_equal(variable, variables[key], err_msg=key)
+    images = random_images(settings["image_size"])
+    np.testing.assert_allclose(
+        loaded(images, training=False)["final_avg_pool"],
+        model(images, training=False)["final_avg_pool"],
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize(
@@ -458,6 +482,8 @@ def run_worker(python, source, images, module, directory):
         dict(resnet_depth=50, image_size=32, width_multiplier=2),
         dict(resnet_depth=101, image_size=64, proj_head_mode="none"),
         dict(resnet_depth=200, image_size=64, lineareval_while_pretraining=False),
+        *ATTENTION,
+        dict(resnet_depth=50, image_size=224, width_multiplier=3, sk_ratio=0.0625, se_ratio=0.05),
     ],
     ids=str,
 )
@@ -475,6 +501,21 @@ def test_exported_code_reproduces_the_outputs_in_pytorch(settings, torch_python,
     assert set(outputs) == set(endpoints)
     for name, endpoint in endpoints.items():
         assert golden.relative_error(outputs[name], expected[endpoint]) < 1e-4, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [dict(resnet_depth=18, image_size=33), *ATTENTION], ids=str)
+def test_exported_code_reproduces_the_outputs_in_double_precision(
+    settings, torch_python, tmp_path, float64
+):
+    model, checkpoint = make_checkpoint(tmp_path, **settings)
+    path = pathlib.Path(export(checkpoint, tmp_path))
+    images = photographs(settings["image_size"]).astype(np.float64)
+    card = str(path.with_suffix(".md"))
+    outputs = run_worker(torch_python, card, images, "torch_resnet", path.parent)
+    expected = model(images, training=False)["final_avg_pool"]
+    assert outputs["h"].dtype == expected.dtype == np.float64
+    assert golden.relative_error(outputs["h"], expected) < 1e-9
 
 
 @pytest.mark.slow

@@ -4,13 +4,16 @@ import json
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
+import sklearn.metrics
 import tensorflow as tf
 
 import metrics
 import model as model_lib
 from checkpoints import restoring
 from config import Config
+from probing.confusion import draw  # conftest.py replaces the attribute.
 from runtime.errors import UserError
 from sources import classes
 from support import runs
@@ -116,6 +119,60 @@ def test_evaluation_on_fewer_or_more_classes_matches_them_by_name(
         result["eval/label_top_1_accuracy"]
         == (logits[evaluated].argmax(1) == labels[evaluated]).mean()
     )
+
+
+@pytest.mark.parametrize("protocol, num_images", [("linear_head", 23), ("knn,linear_head", None)])
+def test_all_images_of_another_data_set_are_evaluated_unless_some_are_used_for_training(
+    protocol, num_images, trained, tmp_path
+):
+    dataset = write_folder(tmp_path / "data", ["red", "green", "blue"])
+    (
+        tmp_path / "data" / "red" / "0.png"
+    ).unlink()  # Otherwise, this would be the data set of the run.
+    settings = dict(mode="eval", checkpoint=str(trained[0] / "run"), eval_protocol=protocol)
+    settings = dict(settings, dataset=dataset, save_predictions=True)
+    printed = runs.run(tmp_path / "eval", **settings)
+    held_out = "train_split: train[:80%], eval_split: train[80%:]" in printed
+    assert held_out == ("eval_split: train (all images of" not in printed) == (num_images is None)
+    step = json.loads((tmp_path / "eval" / "result.json").read_text())["global_step"]
+    with np.load(tmp_path / "eval" / f"predictions_{step}.npz") as arrays:
+        labels, predicted = arrays["labels"], arrays["logits"].argmax(1)
+        names, paths = arrays["class_names"], arrays["paths"]
+    assert len(labels) == len(set(paths)) and len(labels) == (num_images or len(labels)) < 24
+    assert [path.split("/")[0] for path in paths] == [names[label] for label in labels]
+    table = pd.read_csv(tmp_path / "eval" / f"confusion_{step}.csv", index_col=0)
+    expected = sklearn.metrics.confusion_matrix(labels, predicted, labels=range(3))
+    np.testing.assert_array_equal(table[list(names)], expected)
+    for name, label in zip(names, range(3)):
+        if label in labels:
+            accuracy = (predicted == label)[labels == label].mean()
+            assert table.accuracy[name] == accuracy and f"{name} {accuracy:.3f}" in printed
+
+
+def test_the_data_set_of_the_run_is_not_another_data_set(trained, tmp_path):
+    shutil.copytree(trained[0] / "run", tmp_path / "run")
+    settings = dict(mode="eval", dataset=f"folder:{trained[0] / 'data'}", eval_timeout=0.1)
+    assert "eval_split: train[80%:]" in runs.run(tmp_path / "run", **settings)
+
+
+def test_examples_without_a_column_are_removed_from_the_predictions(trained, tmp_path):
+    dataset = write_folder(tmp_path / "data", ["green", "red", "blue", "yellow"])
+    settings = dict(mode="eval", checkpoint=str(trained[0] / "run"), save_predictions=True)
+    runs.run(tmp_path / "eval", dataset=dataset, eval_split="train", **settings)
+    with np.load(tmp_path / "eval" / "predictions_1.npz") as arrays:
+        folders = [path.split("/")[0] for path in arrays["paths"]]
+        assert folders == [arrays["class_names"][label] for label in arrays["labels"]]
+        assert len(folders) == 24 and "yellow" not in folders
+
+
+def test_the_picture_of_a_confusion_matrix_shows_the_counts():
+    pictures = [
+        tf.io.decode_png(draw(pd.DataFrame(counts, ["cat", "dog"], ["cat", "dog"]))).numpy()
+        for counts in ([[9, 1], [0, 7]], [[9, 2], [0, 7]], [[1, 9], [7, 0]])
+    ]
+    assert all(picture.shape == (500, 500, 4) for picture in pictures)
+    changed = [(picture != pictures[0]).any(-1).mean() for picture in pictures]
+    assert changed[0] == 0 < changed[1] < changed[2]
 
 
 def test_evaluation_is_rejected_if_data_and_head_both_have_unmatched_classes(trained, tmp_path):

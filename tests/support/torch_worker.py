@@ -3,10 +3,11 @@
     python tests/support/torch_worker.py DOCUMENT.md IMAGES.npy MODULE OUT.npz
 
 Executes the code block of DOCUMENT.md that imports MODULE, in the directory of IMAGES.npy. The
-images are float32 [n, height, width, 3]. OUT.npz contains h and, if the code computes them, z and
-logits. If `stock:NAME` is given instead of DOCUMENT.md, the program builds the model NAME of
-torchvision or timm with random weights, and replaces its max pooling with the max pooling of this
-project. It then writes the weights to OUT.npz.safetensors and the logits to OUT.npz.
+images are float32 or float64 [n, height, width, 3]; the network has the same type. OUT.npz contains
+h and, if the code computes them, z and logits. If `stock:NAME` is given instead of DOCUMENT.md, the
+program builds the model NAME of torchvision or timm with random weights, and replaces its max
+pooling with the max pooling of this project. It then writes the weights to OUT.npz.safetensors and
+the logits to OUT.npz.
 """
 
 import importlib
@@ -74,6 +75,7 @@ def main():
     source, images, module, out = sys.argv[1:]
     torch.set_num_threads(2)
     operators = import_torchvision() if module != "torch_resnet" else None  # noqa: F841
+    torch.set_default_dtype(torch.from_numpy(np.load(images)).dtype)
     variables = {"images": torch.from_numpy(np.load(images).transpose(0, 3, 1, 2).copy())}
     with torch.no_grad():
         if source.startswith("stock:"):
