@@ -524,6 +524,7 @@ def advice(context: RunContext) -> list[str]:
             " change them"
         )
     lines += image_checks.describe_values(config, source)
+    lines += image_checks.describe_pages(config, source)
     if config.image_size > 32 and config.image_size > 2 * side:
         lines.append(
             f"--image_size={config.image_size}: the images are much smaller (median of the shorter"

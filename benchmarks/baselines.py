@@ -11,18 +11,14 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import tf_keras as keras
-from sklearn import linear_model
 
 import objective
 import resnet as resnet_lib
 from benchmarks import inputs, programs
 from benchmarks.measure import repeated
 from benchmarks.programs import CLASSES, Implementation
-from probing import logistic_regression as linear
-from transfer import linear_evaluation
 
 _LEARNING_RATE, _MOMENTUM, _WEIGHT_DECAY, _EETA = 0.1, 0.9, 1e-6, 0.001
 # Results of the original's code with TensorFlow 2.15.1, one value per seed.
@@ -68,13 +64,6 @@ def lars_updates(variables: list[tf.Variable]) -> Callable[[list[tf.Tensor]], No
             variable.assign_sub(slot)
 
     return update
-
-
-def lars(depth: int) -> Implementation:
-    """An update of all variables of a network with `lars_updates`."""
-    variables, gradients, _ = programs.network_variables(depth)
-    update = lars_updates(variables)
-    return repeated(tf.function(lambda: update(gradients), autograph=False))
 
 
 _norm = functools.partial(keras.layers.BatchNormalization, momentum=0.9, epsilon=1e-5)
@@ -249,37 +238,3 @@ def open_folder(count: int) -> Implementation:
         return len(keras.utils.image_dataset_from_directory(path).file_paths)
 
     return repeated(opened)
-
-
-def search(count: int) -> Implementation:
-    """Neighbors and pairs as in `programs.search`, from the full similarity matrix. Returns the number of pairs."""
-    vectors = inputs.unit_vectors(count)
-
-    def call():
-        matrix = vectors @ vectors.T
-        np.fill_diagonal(matrix, -np.inf)
-        nearest = np.argpartition(-matrix, programs.NEIGHBORS, axis=1)[:, : programs.NEIGHBORS]
-        np.sort(np.take_along_axis(matrix, nearest, 1), axis=1)
-        return int(np.count_nonzero(matrix >= programs.THRESHOLD)) // 2
-
-    return repeated(call)
-
-
-def l2_path(path: str | None, count: int, threads: int | None) -> Implementation:
-    """Separate fits in scikit-learn. `threads` limits the threads of SciPy's BLAS. Returns the losses."""
-    vectors, labels = inputs.features(path, count)
-    centered = vectors - vectors.mean(0, dtype=np.float64)
-
-    def fits():
-        for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
-            model = linear_model.LogisticRegression(
-                C=1 / l2_of_sum, tol=linear.PATH_TOLERANCE, max_iter=linear.PATH_ITERATIONS
-            ).fit(centered, labels)
-            scores = model.decision_function(centered)
-            yield inputs.l2_loss(scores, model.coef_, labels, l2_of_sum)
-
-    def call():
-        with linear.scipy_blas_threads().limit(limits=threads):
-            return list(fits())
-
-    return repeated(call)

@@ -43,7 +43,7 @@ _CIFAR10 = (
 _METRICS = ("eval/lbfgs_top_1_accuracy", "eval/knn_top_1_accuracy", "eval/label_top_1_accuracy")
 _CLASSIFIERS = ("logistic regression", "nearest neighbors")
 # Larger baselines do not fit in memory.
-_LARGEST_BASELINE = {"step": 1024, "loss": 2**14, "gallery": 10_000}
+_LARGEST_BASELINE = {"step": 1024, "loss": 2**14}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,42 +157,6 @@ def loss(size: int, options: argparse.Namespace) -> Iterator[Case]:
         yield Case(name, blocked, whole, calls=max(2**15 // size, 5), warm_up=True)
 
 
-def optimizer(size: int, options: argparse.Namespace) -> Iterator[Case]:
-    """update of all variables of a ResNet-SIZE with LARS, and with the original's formulas"""
-    ours, original = ((f"{module}.lars", dict(depth=size)) for module in ("programs", "baselines"))
-    yield Case(f"LARS, ResNet-{size}", ours, original, ("s",), 15, warm_up=True)
-
-
-def evaluation_memory(size: int, options: argparse.Namespace) -> Iterator[Case]:
-    """peak memory of run.py after SIZE evaluations, and after a quarter of them"""
-    many, few = (
-        ("programs.evaluations", dict(count=count, flags=options.flags))
-        for count in (size, max(size // 4, 1))
-    )
-    yield Case(f"{size} evaluations", many, few, ("MB of run.py",))
-
-
-def gallery(size: int, options: argparse.Namespace) -> Iterator[Case]:
-    """search for similar vectors among SIZE, and in the full similarity matrix"""
-    ours, baseline = (
-        (f"{module}.search", dict(count=size)) for module in ("programs", "baselines")
-    )
-    is_small = size <= _LARGEST_BASELINE["gallery"]
-    yield Case(f"search, {size:,} examples", ours, baseline if is_small else None)
-
-
-def l2_path(size: int, options: argparse.Namespace) -> Iterator[Case]:
-    """linear evaluation with 45 l2 strengths on SIZE examples of --features, and separate fits"""
-    data = dict(count=size, path=options.features)
-    ours = ("programs.l2_path", dict(data, continued=True))
-    for name, baseline in (
-        ("our L-BFGS, zero initialization", ("programs.l2_path", dict(data, continued=False))),
-        ("scikit-learn", ("baselines.l2_path", dict(data, threads=None))),
-        ("scikit-learn, one BLAS thread", ("baselines.l2_path", dict(data, threads=1))),
-    ):
-        yield Case(f"{size} examples, {name}", ours, baseline, ("s",))
-
-
 def _data_sets(
     options: argparse.Namespace, digits: Sequence[str], cifar10: Sequence[str]
 ) -> Iterator[tuple[str, list[str]]]:
@@ -244,10 +208,6 @@ BENCHMARKS = {
     "input": (input_pipeline, (256,)),
     "startup": (startup, (10_000, 100_000, 310_000, 1_000_000)),
     "loss": (loss, tuple(2**power for power in range(9, 16))),
-    "optimizer": (optimizer, (18, 50)),
-    "evaluation_memory": (evaluation_memory, (200,)),
-    "gallery": (gallery, (1_000, 10_000, 100_000)),
-    "l2_path": (l2_path, (1437,)),
     "precision": (precision, (1, 2, 3)),
     "parity": (parity, (1, 2, 3)),
 }

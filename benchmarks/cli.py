@@ -37,7 +37,6 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--calls", type=int, help="timed calls per process; default: see cases.py")
     parser.add_argument("--flags", type=shlex.split, default=[], help="flags of run.py")
-    parser.add_argument("--features", help="l2_path: an .npz file with `vectors` and `labels`")
     parser.add_argument("--profile", metavar="DIR", help="step: write a TensorBoard profile")
     parser.add_argument(
         "--data_dir",

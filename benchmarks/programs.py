@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import pathlib
-import resource
 import subprocess
 import sys
 import tempfile
@@ -31,38 +30,15 @@ from benchmarks import inputs
 from benchmarks.measure import repeated
 from checkpoints import records, restoring
 from checkpoints.run_directory import RunContext
-from inference import similarity
 from large_batch import blocked_nt_xent
 from probing import features
-from probing import logistic_regression as linear
 from runtime import signals, version
 from sources import datasets, image_checks
 from sources.source import Source
-from transfer import linear_evaluation
 
-NEIGHBORS, THRESHOLD = 24, 0.95
 CLASSES = 10
 _TEMPERATURE = 0.1
 _TUNING_SECONDS = 1.0  # in which tf.data tunes the parallelism of the original's pipeline
-# A network and data that are so small that only the number of evaluations matters.
-_TINY = (
-    "--dataset=digits",
-    "--resnet_depth=10",
-    "--image_size=8",
-    "--train_batch_size=32",
-    "--num_proj_layers=2",
-    "--proj_out_dim=16",
-    "--seed=1",
-    "--train_split=train[:64]",
-    "--eval_batch_size=90",
-)
-_ALL_PROTOCOLS = (
-    "--mode=eval",
-    "--eval_split=test[:180]",
-    "--eval_protocol=linear_head,lbfgs,knn,contrastive",
-    "--eval_baselines",
-    "--eval_projections",
-)
 
 Implementation = Callable[[int], Any]
 
@@ -159,30 +135,6 @@ def nt_xent(size: int, metrics: bool, blocked: bool) -> Implementation:
     return repeated(call)
 
 
-def network_variables(depth: int) -> tuple[list[tf.Variable], list[tf.Variable], Any]:
-    """Returns the variables of a network, random gradients, and its LARS optimizer.
-
-    The gradients are variables, since constants would be copied into the graphs.
-    """
-    model, optimizer = build(config_lib.Config(resnet_depth=depth))
-    gradients = [
-        tf.Variable(tf.random.stateless_normal(variable.shape, [0, index], stddev=1e-3))
-        for index, variable in enumerate(model.trainable_variables)
-    ]
-    return model.trainable_variables, gradients, optimizer
-
-
-def lars(depth: int) -> Implementation:
-    """An update of all variables of a network with LARS."""
-    variables, gradients, optimizer = network_variables(depth)
-
-    @tf.function(autograph=False)
-    def update():
-        optimizer.apply_gradients(zip(gradients, variables))
-
-    return repeated(update)
-
-
 # ---------------------------------------------------------------------------------------------------------------- input
 
 
@@ -223,33 +175,9 @@ def decoding(flags: list[str]) -> Implementation:
 # ----------------------------------------------------------------------------------------------------------- evaluation
 
 
-def evaluations(count: int, flags: list[str]) -> Implementation:
-    """A run.py process that evaluates `count` checkpoints with all protocols. All are links to the same file."""
-
-    def run(calls):
-        with tempfile.TemporaryDirectory() as model_dir:
-            settings = [*_TINY, f"--model_dir={model_dir}", *flags]
-            _run([*settings, "--train_steps=1"])
-            for step in range(2, count + 1):
-                for suffix in ("index", "data-00000-of-00001"):
-                    path = f"{model_dir}/ckpt-{step}.{suffix}"
-                    os.link(f"{model_dir}/ckpt-1.{suffix}", path)
-            names = [f"ckpt-{step}" for step in range(1, count + 1)]
-            tf.compat.v1.train.update_checkpoint_state(model_dir, names[-1], names)
-            usage = _run([*settings, *_ALL_PROTOCOLS, f"--train_steps={count}"])
-            assert os.path.exists(f"{model_dir}/result_{count}.json")
-        return {"MB of run.py": usage.ru_maxrss / 1024}
-
-    return run
-
-
-def _run(flags: Sequence[str]) -> resource.struct_rusage:
-    """Executes run.py, whose output goes to stderr, and returns its resource usage."""
-    process = subprocess.Popen([sys.executable, "run.py", *flags], stdout=sys.stderr)
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"run.py exited with status {os.waitstatus_to_exitcode(status)}")
-    return usage
+def _run(flags: Sequence[str]) -> None:
+    """Executes run.py, whose output goes to stderr."""
+    subprocess.run([sys.executable, "run.py", *flags], stdout=sys.stderr, check=True)
 
 
 def accuracies(flags: list[str], model_dir: str) -> Implementation:
@@ -318,23 +246,3 @@ def open_folder(count: int) -> Implementation:
         return source.num_examples("train")
 
     return repeated(opened)
-
-
-def search(count: int) -> Implementation:
-    """The search of the gallery. Returns the number of pairs that reach the threshold."""
-    similarity.search(inputs.unit_vectors(256), NEIGHBORS, THRESHOLD)
-    vectors = inputs.unit_vectors(count)
-    return repeated(lambda: similarity.search(vectors, NEIGHBORS, THRESHOLD).num_pairs)
-
-
-def l2_path(path: str | None, count: int, continued: bool) -> Implementation:
-    """Fits for all l2 strengths, each of which starts from the previous one or from zeros. Returns the losses."""
-    vectors, labels = inputs.features(path, count)
-
-    def fits():
-        fit = linear.LogisticPath(vectors, labels)
-        for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
-            fit = (fit if continued else linear.LogisticPath(vectors, labels)).fit(l2_of_sum)
-            yield inputs.l2_loss(fit.scores(vectors), fit.kernel, labels, l2_of_sum)
-
-    return repeated(lambda: list(fits()))

@@ -102,6 +102,21 @@ def find_white_level(config: Config, source: Source) -> str | None:
     return f"{largest:g}" if largest else None
 
 
+def describe_pages(config: Config, source: Source) -> list[str]:
+    """Returns a line if some of the first training images have several pages or frames."""
+    if not isinstance(source, FileSource):
+        return []
+    paths = source.labeled_paths(config.train_split)[0]
+    paged = [path for path in paths if path.lower().endswith(image_files.PAGED_SUFFIXES)]
+    counts = zip(paged, image_files.map_paths(image_files.count_pages, paged[:_MAX_SAMPLE]))
+    names = [
+        f"{os.path.relpath(path, source.root)} ({count})" for path, count in counts if count > 1
+    ]
+    return [
+        f"only the first page or frame of {len(names)} images is used: {console.join_first(names)}"
+    ] * bool(names)
+
+
 def describe_values(config: Config, source: Source) -> list[str]:
     """Returns a line if training images would be much darker than their largest value."""
     largest, possible = source.largest_values(config.train_split, _SAMPLE)

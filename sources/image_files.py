@@ -13,9 +13,10 @@ import pathlib
 import stat
 import struct
 import threading
+import warnings
 from collections.abc import Callable, Collection, Generator, Iterator
 from concurrent import futures
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -36,7 +37,9 @@ _T = TypeVar("_T")
 Image.init()
 # Larger images, or frames of animations, are not decoded: decoding requires up to 25 bytes per pixel.
 MAX_PIXELS = 100_000_000
-Image.MAX_IMAGE_PIXELS = None  # `MAX_PIXELS` replaces Pillow's limit.
+# Pillow raises an error above twice this number, also for images within files such as icons, and warns below.
+Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 # Formats of which Pillow has no decoder, or one that runs other programs.
 _NO_FORMATS = {"EPS", "WMF", "MPEG", "BUFR", "GRIB", "HDF5"}
 _FORMATS = tuple(name for name in Image.OPEN if name not in _NO_FORMATS)
@@ -62,14 +65,14 @@ _JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers of segments 
 _END_MARKERS, _END_BYTES = {b"\xff\xd8": b"\xff\xd9", b"\x89P": b"IEND"}, 64
 _TIFF = b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"  # first bytes
 # Archivers and file systems create these folders.
+# Formats of which only the first page or frame is used.
+PAGED_SUFFIXES = (".tif", ".tiff", ".gif", ".webp", ".apng")
 _IGNORED_FOLDERS = ("__MACOSX", "@eaDir", "lost+found")
 # Files and images that exceed these sizes are read and decoded one at a time, under
 # `_large_image_lock`.
 _LARGE_BYTES, _LARGE_PIXELS = 2**24, 2**24
 _large_image_lock = threading.RLock()
-_CHUNK = (
-    16  # number of files that a thread processes, and of such groups that are submitted at a time
-)
+_BATCH = 256  # number of files that are submitted to the threads at a time
 # Maximum encoded size of a pixel (four uncompressed 16-bit channels), and an allowance for
 # metadata.
 _BYTES_PER_PIXEL, _METADATA_BYTES = 8, 2**24
@@ -277,6 +280,15 @@ def largest_values(
         return float(np.abs(values.astype(np.float64)).max()), _white(values.dtype)
 
 
+def count_pages(path: str) -> int:
+    """Returns the number of pages or frames of an image file, or 1 if the file is unusable."""
+    try:
+        with checked_content(path) as content, _opened(content) as image:
+            return getattr(image, "n_frames", 1)
+    except UnusableImage:
+        return 1
+
+
 @contextlib.contextmanager
 def _opened(content: bytes) -> Iterator[Any]:
     """Returns a context manager that opens an image with Pillow or, if Pillow cannot, with tifffile (a page)."""
@@ -291,10 +303,18 @@ def _opened(content: bytes) -> Iterator[Any]:
     except (UnusableImage, MemoryError):
         raise
     except Exception as error:  # The libraries raise exceptions of many types for corrupt files.
-        needs_codec = "imagecodecs" in str(error)
-        raise UnusableImage(
-            "compressed data (pip install imagecodecs)" if needs_codec else "truncated or corrupt"
-        ) from error
+        raise UnusableImage(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Returns why a library could not open or decode an image."""
+    if "imagecodecs" in str(error):
+        return "compressed data (pip install imagecodecs)"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"more pixels than the limit of {MAX_PIXELS}"
+    if isinstance(error, NotImplementedError) or "unsupported" in str(error).lower():
+        return f"not supported: {first_line(error)}"
+    return "truncated or corrupt"
 
 
 def _read_values(image: Any, content: bytes, conversion: Conversion) -> np.ndarray | None:
@@ -303,6 +323,8 @@ def _read_values(image: Any, content: bytes, conversion: Conversion) -> np.ndarr
     bits = np.ravel(tags.get(TiffImagePlugin.BITSPERSAMPLE, 8))
     if isinstance(image, tifffile.TiffPage) or (bits.max() > 8 and len(bits) > 1):
         page = tifffile.TiffFile(io.BytesIO(content)).pages.first
+        if page.photometric == tifffile.PHOTOMETRIC.SEPARATED:
+            raise UnusableImage("CMYK with more than 8 bits")
         values = page.asarray()
         values = np.moveaxis(values, 0, -1) if page.axes == "SYX" else values
     elif image.format == "PNG" and content[24] > 8:
@@ -338,10 +360,8 @@ def _scale(values: np.ndarray, conversion: Conversion) -> Image.Image:
     scaled = values[..., bands].astype(np.float64) / (white or _white(dtype))
     if dtype.kind == "i":
         scaled = (scaled + 1) / 2
-    if len(bands) in (
-        2,
-        4,
-    ):  # The last channel is the opacity, whose largest value is that of the type.
+    if len(bands) in (2, 4):
+        # The last channel is the opacity, whose largest value is that of the type.
         opacity = values[..., bands[-1:]] / _white(dtype)
         scaled = scaled[..., :-1] * opacity + 1 - opacity
     rgb = np.uint8(np.round(np.clip(scaled, 0, 1) * 255))
@@ -395,11 +415,10 @@ def checked_content(path: str) -> Iterator[bytes]:
             stack.enter_context(_large_image_lock)
         try:
             with (tf.io.gfile.GFile if "://" in path else open)(path, "rb") as file:
-                pixels = _count_pixels(file)
-                file.seek(0)
-                content = file.read() if pixels <= MAX_PIXELS else b""
+                content = file.read()
         except (OSError, tf.errors.OpError) as error:
             raise _unreadable(path, error) from error
+        pixels = _count_pixels(io.BytesIO(content))
         if pixels > MAX_PIXELS:
             raise UnusableImage(f"{pixels} pixels, more than the limit of {MAX_PIXELS}")
         if pixels > _LARGE_PIXELS:
@@ -435,10 +454,10 @@ def looks_complete(path: str) -> bool:
             kind = file.read(2)
             marker = _END_MARKERS.get(kind, b"")
             pixels = _count_jpeg_pixels(file) if kind == b"\xff\xd8" else 0
-            file.seek(0)
-            pixels = pixels or _count_pixels(file)
             file.seek(max(size - _END_BYTES, 0))
             end = file.read()
+            file.seek(0)
+            pixels = pixels or _count_pixels(file)
     except (UnusableImage, UserError, OSError):
         return False
     return 0 < pixels <= MAX_PIXELS and marker in end
@@ -456,12 +475,9 @@ def find_unusable(
 
 def map_paths(function: Callable[[str], _T], paths: list[str]) -> Generator[_T, None, None]:
     """Yields the results of a function for each path, in order. Uses several threads."""
-    chunks = [paths[start : start + _CHUNK] for start in range(0, len(paths), _CHUNK)]
     with futures.ThreadPoolExecutor(PARALLEL_CALLS) as pool:
-        for start in range(0, len(chunks), _CHUNK):
-            batch = chunks[start : start + _CHUNK]
-            for results in pool.map(lambda chunk: [*map(function, chunk)], batch):
-                yield from results
+        for start in range(0, len(paths), _BATCH):
+            yield from pool.map(function, paths[start : start + _BATCH])
 
 
 def _file_size(path: str) -> int:
@@ -495,7 +511,7 @@ def _count_jpeg_pixels(file: io.BufferedReader) -> int:
     return 0
 
 
-def _count_pixels(file: io.BufferedReader | tf.io.gfile.GFile) -> int:
+def _count_pixels(file: IO[bytes]) -> int:
     """Returns the number of pixels that a library will allocate for an open file. Reads only the header.
 
     Raises:
@@ -510,18 +526,16 @@ def _count_pixels(file: io.BufferedReader | tf.io.gfile.GFile) -> int:
         file.seek(0)
         if header[:4] in _TIFF:  # TIFF tiles may be larger than the image.
             page = tifffile.TiffFile(file).pages.first
-            return max(page.imagewidth * page.imagelength, page.tilewidth * page.tilelength)
+            return max(page.size // page.samplesperpixel, page.tilewidth * page.tilelength)
         with Image.open(file, formats=_FORMATS) as image:
             return image.width * image.height
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises exceptions of many types for corrupt headers.
-        if isinstance(error, tf.errors.OpError) or getattr(error, "errno", None):
-            raise
         header = header.ljust(32, b"\0")  # Some of Pillow's tests fail for shorter headers.
         tests = [Image.OPEN[name][1] for name in _FORMATS]
         if header[:4] in _TIFF or any(accepts and accepts(header) is True for accepts in tests):
-            raise UnusableImage("truncated or corrupt") from error
+            raise UnusableImage(_reason(error)) from error
         raise UnusableImage("not an image that Pillow can read") from error
 
 

@@ -27,10 +27,6 @@ SMALL = {
     "input": (16, TINY, None),
     "startup": (30, (), 0),
     "loss": (64, (), 1e-4),
-    "optimizer": (10, (), None),
-    "evaluation_memory": (2, (), None),
-    "gallery": (300, (), 0),
-    "l2_path": (60, (), 1e-4),
     "precision": (1, SHORT, None),
     "parity": (1, (*SHORT, "--warmup_epochs=0"), None),
 }
@@ -49,7 +45,7 @@ def test_implementations_run_and_agree(name, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     size, flags, tolerance = SMALL[name]
     options = types.SimpleNamespace(
-        flags=list(flags), profile=None, features=None, data_dir=None, runs_dir=str(tmp_path)
+        flags=list(flags), profile=None, data_dir=None, runs_dir=str(tmp_path)
     )
     for case in cases.BENCHMARKS[name][0](size, options):
         if "deterministic" in case.name:  # cannot be disabled again in this process

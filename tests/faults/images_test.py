@@ -335,6 +335,14 @@ def test_training_uses_the_white_level_that_was_found(tmp_path, monkeypatch):
         (tiff(TWELVE[..., 0].astype(np.uint32)), "values up to 4095; set --white_level=auto"),
         (tiff((TWELVE[..., 0] > 9).astype(np.uint32)), "values up to 1; set --white_level=auto"),
         (tiff(TWELVE)[:-200], "truncated or corrupt"),
+        (
+            tiff(np.zeros([4, 4, 4], np.uint16), photometric="separated"),
+            "CMYK with more than 8 bits",
+        ),
+        (
+            encode(Image.fromarray(PIXELS), "bmp").replace(b"\1\0\x18\0", b"\1\0\7\0", 1),
+            r"not supported: Unsupported BMP pixel depth \(7\)",
+        ),
         (  # LZW, for which tifffile needs another package
             CHUNKY.replace(b"\x03\x01\x03\0\x01\0\0\0\x01", b"\x03\x01\x03\0\x01\0\0\0\x05", 1),
             r"compressed data .pip install imagecodecs.",
@@ -476,6 +484,14 @@ def test_corrupt_images_are_skipped_and_the_check_is_cached_for_all_runs(folder,
     (tmp_path / "cache" / "simclr-tf2").rename(tmp_path / "other")
     (tmp_path / "cache" / "simclr-tf2").write_text("not a directory")
     assert "skipped: 11 of 35" in train("d") and len(checked) == 35
+
+
+def test_images_with_several_pages_are_logged(folder, tmp_path):
+    for name in ("a.gif", "b.tif"):
+        FRAMES[0].save(folder / "dog" / name, save_all=True, append_images=FRAMES[1:])
+    log = run(tmp_path, folder, corrupt_images="skip")
+    names = re.search("only the first page or frame of 2 images is used: (.*)", log)[1].split(", ")
+    assert sorted(names) == ["dog/a.gif (2)", "dog/b.tif (2)"]
 
 
 COMPLETE = {
@@ -683,11 +699,13 @@ def test_checking_randomly_corrupted_images_never_raises_an_exception(name, tmp_
         )
         reasons.add(
             re.sub(
-                r"\d+ pixels, more.*", "too many pixels", str(image_files.why_unusable(str(path)))
+                r".* pixels(, more)? than the limit.*|not supported: Unsupported.*",
+                "not supported",
+                str(image_files.why_unusable(str(path))),
             )
         )
     assert len(reasons) > 1
-    assert reasons <= {"None", "empty", NOT_AN_IMAGE, "truncated or corrupt", "too many pixels"}
+    assert reasons <= {"None", "empty", NOT_AN_IMAGE, "truncated or corrupt", "not supported"}
 
 
 # ----------------------------------------------------------------------------------------------- sizes and file types
