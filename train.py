@@ -38,7 +38,7 @@ _PREVIEW_EXAMPLES = 8
 _PREVIEW_PIXELS = 96  # minimum side length of a view in the preview
 _DECODED_IMAGES = 8  # number of images that are decoded to measure the speed
 # Decoding is the limit if training is faster than this fraction of the speed, after the first steps.
-_MIN_FRACTION, _MEASURED_STEPS = 0.7, 10
+_MIN_FRACTION, _MEASURED_STEPS = 0.5, 10
 _MIN_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer does not reduce the loss scale below this value.
 
 

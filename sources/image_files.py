@@ -526,7 +526,8 @@ def _count_pixels(file: IO[bytes]) -> int:
         file.seek(0)
         if header[:4] in _TIFF:  # TIFF tiles may be larger than the image.
             page = tifffile.TiffFile(file).pages.first
-            return max(page.size // page.samplesperpixel, page.tilewidth * page.tilelength)
+            pixels = page.imagewidth * page.imagelength, page.tilewidth * page.tilelength
+            return max(*pixels, page.nbytes // _BYTES_PER_PIXEL)
         with Image.open(file, formats=_FORMATS) as image:
             return image.width * image.height
     except MemoryError:

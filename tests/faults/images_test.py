@@ -779,3 +779,36 @@ def test_class_with_only_corrupt_images_is_logged(folder, tmp_path):
         path.write_bytes(PNG[:40])
     log = run(tmp_path, folder, corrupt_images="skip")
     assert "train has no images of 1 of 2 classes (cat)" in log
+
+
+# ------------------------------------------------------------------------------------------------ large photographs
+
+
+def test_the_speed_of_decoding_is_measured_if_files_are_large(tmp_path):
+    for index in range(45):
+        for size in (24, 300):
+            path = tmp_path / str(size) / f"{index}.jpg"
+            path.parent.mkdir(exist_ok=True)
+            Image.fromarray(SMOOTH).resize([size, 2 * size]).save(path)
+    config = Config(**{**runs.TINY, "train_split": "train", "image_size": 8})
+    small, large = (folders.folder_source(str(tmp_path / name)) for name in ("24", "300"))
+    assert train.measure_decoding(config, small) == (float("inf"), "")
+    rate, text = train.measure_decoding(config, large)
+    assert 0 < rate < 1e5
+    speed, side, factor, size = re.fullmatch(
+        r"decoding limits the speed to about (\d+) images/s\. Files with a shorter side of (\d+)"
+        r" pixels would be decoded ([\d.]+) times as fast \(see docs/own_images.md, Large"
+        r" photographs\)\. --cache_dataset keeps all files \(([\d.]+) GB\) in memory\.",
+        text,
+    ).groups()
+    assert (int(speed), side, size) == (round(rate), "16", "0.0") and float(factor) > 1
+    assert "cache" not in train.measure_decoding(config.replace(cache_dataset=True), large)[1]
+
+
+@pytest.mark.parametrize("rate, is_logged", [(1e-9, True), (1e9, False)])
+def test_the_limit_is_logged_once_if_training_is_about_as_fast(
+    rate, is_logged, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(train, "measure_decoding", lambda *_: (rate, "advice"))
+    log = runs.run(tmp_path, train_steps=24)
+    assert log.splitlines().count("advice") == is_logged
