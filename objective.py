@@ -49,8 +49,28 @@ def add_contrastive_loss(
     """
     z_a, z_b = tf.split(prepare_projections(hidden, hidden_norm), 2, 0)
     all_z_a, all_z_b = replicas.gather(z_a, strategy), replicas.gather(z_b, strategy)
-    n, total = tf.shape(z_a)[0], tf.shape(all_z_a)[0]
+    n = tf.shape(z_a)[0]
     positives = tf.range(n) + replicas.row_offset(n, strategy)
+    return compare_views(z_a, z_b, all_z_a, all_z_b, positives, temperature)
+
+
+def compare_views(
+    z_a: tf.Tensor,
+    z_b: tf.Tensor,
+    all_z_a: tf.Tensor,
+    all_z_b: tf.Tensor,
+    positives: tf.Tensor,
+    temperature: float,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns the NT-Xent loss of n images among N; see `add_contrastive_loss`.
+
+    Args:
+      z_a, z_b: [n, d] projections of the first and the second views.
+      all_z_a, all_z_b: [N, d] projections of all replicas.
+      positives: int32 [n], the row of each image among the N images.
+      temperature: tau > 0.
+    """
+    total = tf.shape(all_z_a)[0]
     labels = tf.one_hot(positives, 2 * total, dtype=z_a.dtype)
     self_mask = tf.one_hot(
         positives, total, on_value=_masked_logit(z_a.dtype), off_value=0.0, dtype=z_a.dtype
