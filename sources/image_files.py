@@ -16,12 +16,12 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator
 from concurrent import futures
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 import tifffile
-from PIL import ExifTags, Image, ImageOps, PngImagePlugin, TiffImagePlugin
+from PIL import ExifTags, Image, PngImagePlugin, TiffImagePlugin
 
 from config import DEFAULT_CONVERSION, Conversion
 from runtime import progress
@@ -246,7 +246,9 @@ def convert(content: bytes, conversion: Conversion = DEFAULT_CONVERSION) -> byte
     with _opened(content) as image:
         values = _read_values(image, content, conversion)
         is_tiff_page = isinstance(image, tifffile.TiffPage)
-        method = None if is_tiff_page else _TRANSPOSITIONS.get(_orientation(image))
+        method = _TRANSPOSITIONS.get(
+            image.tags.valueof(ExifTags.Base.Orientation) if is_tiff_page else _orientation(image)
+        )
         if (
             values is None
             and method is None
@@ -259,9 +261,6 @@ def convert(content: bytes, conversion: Conversion = DEFAULT_CONVERSION) -> byte
             image.load()
             method = _TRANSPOSITIONS.get(_orientation(image))
         rgb, bitmap = to_rgb(image) if values is None else _scale(values, conversion), io.BytesIO()
-        tags = getattr(image, "tag_v2", {})
-        if values is not None and tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0:
-            rgb = ImageOps.invert(rgb)  # The value of white is 0.
         (rgb if method is None else rgb.transpose(method)).save(bitmap, "BMP")
         return bitmap.getvalue()
 
@@ -275,9 +274,12 @@ def largest_values(
     """
     with _opened(content) as image:
         values = _read_values(image, content, conversion)
-        if values is None or values.dtype == np.uint8:
+        if values is None or values.colors.dtype == np.uint8:
             return 0.0, 0.0
-        return float(np.abs(values.astype(np.float64)).max()), _white(values.dtype)
+        largest = float(np.abs(values.colors.astype(np.float64)).max())
+        if not largest < np.inf:
+            raise UnusableImage("infinite or NaN values")
+        return largest, _white(values.colors.dtype)
 
 
 def count_pages(path: str) -> int:
@@ -317,29 +319,52 @@ def _reason(error: Exception) -> str:
     return "truncated or corrupt"
 
 
-def _read_values(image: Any, content: bytes, conversion: Conversion) -> np.ndarray | None:
-    """Returns the values [h, w, channels] of an image that Pillow does not convert correctly to RGB, or None."""
-    tags = getattr(image, "tag_v2", {})
+class _Values(NamedTuple):
+    """Pixels of an image that Pillow does not convert correctly to RGB."""
+
+    colors: np.ndarray  # [h, w, 1 or 3, or the number of bands]
+    opacity: np.ndarray | None  # [h, w, 1] in [0, 1]
+    is_inverted: bool  # whether the value of white is 0
+
+
+def _read_values(image: Any, content: bytes, conversion: Conversion) -> _Values | None:
+    """Returns the pixels of an image that Pillow does not convert correctly to RGB, or None."""
+    tags, bands = getattr(image, "tag_v2", {}), conversion.bands
     bits = np.ravel(tags.get(TiffImagePlugin.BITSPERSAMPLE, 8))
-    if isinstance(image, tifffile.TiffPage) or (bits.max() > 8 and len(bits) > 1):
+    is_inverted = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
+    is_rgb = has_opacity = False
+    is_tiff = isinstance(image, tifffile.TiffPage) or len(bits) > 1
+    if isinstance(image, tifffile.TiffPage) or is_tiff and (bits.max() > 8 or bands):
         page = tifffile.TiffFile(io.BytesIO(content)).pages.first
         if page.photometric == tifffile.PHOTOMETRIC.SEPARATED:
             raise UnusableImage("CMYK with more than 8 bits")
         values = page.asarray()
         values = np.moveaxis(values, 0, -1) if page.axes == "SYX" else values
+        is_inverted = page.photometric == tifffile.PHOTOMETRIC.MINISWHITE
+        is_rgb = page.photometric == tifffile.PHOTOMETRIC.RGB
+        has_opacity = any(page.extrasamples[:1])  # 0 is an unspecified channel.
     elif image.format == "PNG" and content[24] > 8:
         values = tf.io.decode_png(content, dtype=tf.uint16).numpy()
+        has_opacity = values.shape[-1] in (2, 4)
     elif image.mode == "I":  # Pillow converts other integers to int32.
         kind = "u2" if image.format == "PPM" else "i4"
         if tags:
             is_signed = np.ravel(tags.get(TiffImagePlugin.SAMPLEFORMAT, 1))[0] == 2
             kind = f"{'i' if is_signed else 'u'}{bits[0] // 8}"
         values = np.asarray(image).astype(kind)
-    elif image.mode == "F" or image.mode.startswith("I;16") or conversion.bands:
+    elif image.mode == "F" or image.mode.startswith("I;16") or bands:
         values = np.asarray(image)
     else:
         return None
-    return np.atleast_3d(values)
+    values = np.atleast_3d(values)
+    channels = values.shape[-1]
+    if bands and max(bands) <= channels:
+        return _Values(values[..., [band - 1 for band in bands]], None, is_inverted)
+    count = 3 if is_rgb else channels - has_opacity
+    if bands or count not in (1, 3):
+        raise UnusableImage(f"{channels} channels per pixel: choose three, as in --bands=4,3,2")
+    opacity = values[..., count : count + 1] / _white(values.dtype) if has_opacity else None
+    return _Values(values[..., :count], opacity, is_inverted)
 
 
 def _white(dtype: np.dtype) -> float:
@@ -347,23 +372,22 @@ def _white(dtype: np.dtype) -> float:
     return 1.0 if dtype.kind == "f" else float(np.iinfo(dtype).max)
 
 
-def _scale(values: np.ndarray, conversion: Conversion) -> Image.Image:
-    """Returns an RGB image of values [h, w, channels]; see `Conversion`."""
-    channels, dtype = values.shape[-1], values.dtype
+def _scale(values: _Values, conversion: Conversion) -> Image.Image:
+    """Returns an RGB image; see `Conversion`."""
+    colors, dtype = values.colors, values.colors.dtype
     white = conversion.white_level if dtype.itemsize > 1 else None
-    is_unit = dtype.kind == "f" and 0 <= values.min() <= values.max() <= 1
+    if dtype.kind == "f" and not colors.min() >= 0:  # also if there are NaN values
+        raise UnusableImage(f"values down to {colors.min():g}; scale the values to [0, 1]")
+    is_unit = dtype.kind == "f" and colors.max() <= 1
     if white is None and dtype.itemsize > 2 and not is_unit:
-        raise UnusableImage(f"values up to {values.max():g}; set --white_level=auto")
-    bands = [band - 1 for band in conversion.bands] or list(range(channels))
-    if max(bands) >= channels or len(bands) > 4:
-        raise UnusableImage(f"{channels} channels per pixel: choose three, as in --bands=4,3,2")
-    scaled = values[..., bands].astype(np.float64) / (white or _white(dtype))
+        raise UnusableImage(f"values up to {colors.max():g}; set --white_level=auto")
+    scaled = colors.astype(np.float64) / (white or _white(dtype))
     if dtype.kind == "i":
         scaled = (scaled + 1) / 2
-    if len(bands) in (2, 4):
-        # The last channel is the opacity, whose largest value is that of the type.
-        opacity = values[..., bands[-1:]] / _white(dtype)
-        scaled = scaled[..., :-1] * opacity + 1 - opacity
+    if values.is_inverted:
+        scaled = 1 - scaled
+    if values.opacity is not None:
+        scaled = scaled * values.opacity + 1 - values.opacity
     rgb = np.uint8(np.round(np.clip(scaled, 0, 1) * 255))
     return Image.fromarray(np.ascontiguousarray(np.broadcast_to(rgb, (*rgb.shape[:2], 3))))
 
@@ -537,6 +561,8 @@ def _count_pixels(file: IO[bytes]) -> int:
         tests = [Image.OPEN[name][1] for name in _FORMATS]
         if header[:4] in _TIFF or any(accepts and accepts(header) is True for accepts in tests):
             raise UnusableImage(_reason(error)) from error
+        if header[4:8] == b"ftyp":
+            raise UnusableImage("HEIC or similar (pip install pillow-heif)") from error
         raise UnusableImage("not an image that Pillow can read") from error
 
 

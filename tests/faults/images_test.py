@@ -258,6 +258,36 @@ DEEP = {  # name -> (content, white level, bands, expected values in [0, 1])
         "13,1,7",
         BANDS[..., [12, 0, 6]] / 3000,
     ),
+    "white is zero, big endian": (
+        tiff(TWELVE[..., 0], photometric="miniswhite", byteorder=">"),
+        5000,
+        None,
+        1 - TWELVE[..., 0] / 5000,
+    ),
+    "RGB and an unspecified channel": (
+        tiff(BANDS[..., :4], photometric="rgb", extrasamples=["unspecified"]),
+        3000,
+        None,
+        BANDS[..., :3] / 3000,
+    ),
+    "RGB and opacity": (
+        tiff(np.dstack([TWELVE, 16 * TWELVE[..., 0]]), photometric="rgb", extrasamples=[2]),
+        4095,
+        None,
+        1 - (1 - TWELVE / 4095) * (16 * TWELVE[..., :1] / 65535),
+    ),
+    "a band of RGB and near infrared of 8 bits": (
+        tiff(np.dstack([PIXELS, PIXELS[::-1, :, 0]]), photometric="rgb", extrasamples=[0]),
+        None,
+        "4,1,2",
+        np.dstack([PIXELS[::-1, :, 0], PIXELS[..., :2]]) / 255,
+    ),
+    "rotated float": (
+        tiff(UNIT[..., np.newaxis].astype(np.float64), extratags=[(274, "H", 1, 3, True)]),
+        None,
+        None,
+        UNIT[::-1, ::-1],
+    ),
     "bands of 8 bits": (
         encode(Image.fromarray(PIXELS), "png"),
         None,
@@ -294,7 +324,8 @@ def test_values_of_more_than_eight_bits(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, expected", [("gray", "4095"), ("signed", "1000"), ("planes", "2999")]
+    "name, expected",
+    [("gray", "4095"), ("signed", "1000"), ("planes", str(BANDS[..., [12, 0, 6]].max()))],
 )
 def test_the_white_level_is_the_largest_value_of_the_training_images(name, expected, tmp_path):
     for index in range(3):
@@ -334,6 +365,17 @@ def test_training_uses_the_white_level_that_was_found(tmp_path, monkeypatch):
         (tiff(UNIT * 300), r"values up to \d.*; set --white_level=auto"),
         (tiff(TWELVE[..., 0].astype(np.uint32)), "values up to 4095; set --white_level=auto"),
         (tiff((TWELVE[..., 0] > 9).astype(np.uint32)), "values up to 1; set --white_level=auto"),
+        (
+            tiff(BANDS[..., :4], photometric="minisblack", planarconfig="contig"),
+            "4 channels per pixel: choose three, .*",
+        ),
+        (
+            tiff(BANDS[..., :2], photometric="minisblack", planarconfig="contig"),
+            "2 channels per pixel: choose three, .*",
+        ),
+        (tiff(UNIT - 5), r"values down to -4.*; scale the values to \[0, 1\]"),
+        (tiff(np.where(UNIT > 0.5, np.nan, UNIT)), r"values down to nan; scale .*"),
+        (b"\0\0\0\x18ftypheic" + bytes(40), r"HEIC or similar \(pip install pillow-heif\)"),
         (tiff(TWELVE)[:-200], "truncated or corrupt"),
         (
             tiff(np.zeros([4, 4, 4], np.uint16), photometric="separated"),
@@ -699,7 +741,7 @@ def test_checking_randomly_corrupted_images_never_raises_an_exception(name, tmp_
         )
         reasons.add(
             re.sub(
-                r".* pixels(, more)? than the limit.*|not supported: Unsupported.*",
+                r".* pixels(, more)? than the limit.*|not supported: Unsupported.*|HEIC.*",
                 "not supported",
                 str(image_files.why_unusable(str(path))),
             )
