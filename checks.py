@@ -318,7 +318,9 @@ def count_trained_examples(context: RunContext) -> int:
     config, source, recorded = context.config, context.source, context.recorded
     if not config.evaluates:
         return 0
-    splits = [config.train_split] if _uses_train_split(config) else []
+    # Without labels, `contrastive` is the only protocol, which trains nothing.
+    is_unlabeled = config.mode == "eval" and source.num_classes is None
+    splits = [config.train_split] if _uses_train_split(config) and not is_unlabeled else []
     initial = recorded.initial_weights or {}
     for trained_on, split in (
         (recorded.trained_on, recorded.network.get("train_split")),
@@ -469,7 +471,7 @@ def advice(context: RunContext) -> list[str]:
                 f"{split} has no images of {len(missing)} of {len(counts)} classes"
                 f" ({console.join_first(missing)})"
             )
-        if few and split == config.train_split and config.label_fraction == 1:
+        if few and split in splits and config.label_fraction == 1:
             lines.append(
                 f"{split} has fewer than {_FEW_IMAGES} images of {len(few)} of {len(counts)} classes"
                 f" ({console.join_first(few)}), which is hardly enough to learn them"

@@ -83,6 +83,11 @@ def find_groups(paths: list[str], pattern: str | None) -> list[str] | None:
         match[1] if match and match.re.groups else match[0] if match else None for match in matches
     ]
     others = [path for path, group in zip(paths, groups) if group is None]
+    if len(set(groups)) == 1 and not others:
+        raise UserError(
+            f"--group_pattern={pattern}: all images are in the group {groups[0]}, so none can be"
+            " held out. Correct the pattern."
+        )
     if len(others) == len(paths):
         raise UserError(
             f"--group_pattern={pattern}: no path matches, for example {paths[0]}. Correct the"

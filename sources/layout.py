@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import re
 from typing import Any
@@ -30,8 +31,10 @@ _SPLIT_FOLDER = re.compile(
 )
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _NOT_CLASSES = re.compile(
-    r"(jpeg)?im(age|g)s?|annotations?|masks?|labels?|ground_?truth", re.IGNORECASE
+    r"(jpeg)?im(age|g)s?|annotations?|masks?|edges|labels?|ground_?truth|segmentation\w*",
+    re.IGNORECASE,
 )
+_PART = re.compile(r"im(age|g)|part|batch|chunk", re.IGNORECASE)
 _DATE = re.compile(  # a year, a month or another number
     r"[\d\W_]+|(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*", re.IGNORECASE
 )
@@ -85,10 +88,14 @@ def _without_wrappers(folder: Folder, may_be_split: bool = True) -> Folder:
     return folder
 
 
-def _split_of(folder: Folder) -> str | None:
-    """Returns the split that a folder's name denotes, or None."""
-    match: Any = _SPLIT_FOLDER.fullmatch(folder.name)
+def split_named(name: str) -> str | None:
+    """Returns the split that a name denotes, or None."""
+    match: Any = _SPLIT_FOLDER.fullmatch(name)
     return match and SPLITS[match[1].lower()]
+
+
+def _split_of(folder: Folder) -> str | None:
+    return split_named(folder.name)
 
 
 def _split_in(name: str) -> tuple[str | None, str]:
@@ -165,11 +172,12 @@ def _classes(folder: Folder, flag: str, lines: list[str]) -> Images:
                 f"{flag}: the folder {name} contains folders with the names of other classes"
                 f" ({console.join_first(sorted(within & names))}). Remove one of the copies."
             )
-    first, *others = inner.values()
-    if others and len(first) > 1 and all(within == first for within in others):
+    counts = collections.Counter(name for within in inner.values() for name in within)
+    shared = [name for name, count in counts.items() if 2 * count > len(inner) > 1]
+    if len(shared) > 1:
         lines.append(
             f"{_names(folder.folders)} are the classes, although they contain the same folders"
-            f" ({console.join_first(sorted(first))}). If those are the classes, move them up."
+            f" ({console.join_first(sorted(shared))}). If those are the classes, move them up."
         )
     return {child.name: [*child.files()] for child in folder.folders}
 
@@ -180,9 +188,13 @@ def _labeled_splits(splits: dict[str, Images], flag: str, lines: list[str]) -> d
     splits_of = {name: _split_in(name) for name in names}
     found = {split for split, _ in splits_of.values()}
     rests = [rest for split, rest in set(splits_of.values()) if split]
+    # Names that differ only in a number.
+    parts = {re.sub(r"\d+", "", name) for name in names}
     if (len(found) > 1 and None not in found) or len(set(rests)) < len(rests):
         kind = "splits rather than classes. Rename them (train, test)"
-    elif len(names) > 1 and all(map(_NOT_CLASSES.fullmatch, names)):
+    elif len(names) > 1 and (
+        all(map(_NOT_CLASSES.fullmatch, names)) or (len(parts) == 1 and _PART.search(min(parts)))
+    ):
         kind = "not classes. Pass the folder with the images"
     else:
         kind = None

@@ -48,26 +48,36 @@ def list_source(
         with open(file, encoding="utf-8-sig") as lines:
             separator = max(_COLUMN_SEPARATORS, key=lines.readline().count)
         table = pd.read_csv(
-            file, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig"
+            file,
+            sep=separator,
+            dtype=str,
+            keep_default_na=False,
+            encoding="utf-8-sig",
+            index_col=False,
         )
     except (OSError, ValueError) as error:
         raise UserError(
             f"{flag}: the table cannot be read ({first_line(error)}). Check the path, and the"
             " format (CSV or TSV, UTF-8)."
         ) from error
-    table.columns = table.columns.str.strip()
-    images = _column(table, flag, "image_key", image_key, _IMAGE_COLUMNS).map(os.path.normpath)
-    labels = _column(table, flag, "label_key", label_key, _LABEL_COLUMNS)
+    if table.empty:
+        raise UserError(f"{flag}: the table has no rows. Add images.")
+    table.columns = table.columns.str.strip().str.lower()
     root = os.path.abspath(os.path.expanduser(data_dir)) if data_dir else os.path.dirname(file)
+    paths = _column(table, flag, "image_key", image_key, _IMAGE_COLUMNS)
+    images = paths.map(lambda path: os.path.relpath(os.path.join(root, path), root))
+    labels = _column(table, flag, "label_key", label_key, _LABEL_COLUMNS)
     _check_rows(flag, "the same image is listed several times", images, images.duplicated(False))
     is_missing = [not os.path.isfile(os.path.join(root, image)) for image in images]
-    _check_rows(flag, f"files are not in {root}", images, np.array(is_missing, bool))
+    missing = f"files are not in {root} (--data_dir selects another directory)"
+    _check_rows(flag, missing, images, np.array(is_missing, bool))
     splits = pd.Series("train", table.index)
     if "split" in table:
-        splits = table["split"].str.strip().str.lower().map(layout.SPLITS)
+        splits = table["split"].str.strip().str.lower().map(layout.split_named)
         _check_rows(flag, "the split is not train, validation or test", images, splits.isna())
     if "group" in table:
-        groups = table["group"].where(table["group"] != "", images)
+        groups = table["group"].str.strip()
+        groups = groups.where(groups != "", images)
     else:
         groups = pd.Series(find_groups([*images], group_pattern), table.index)
     class_names, numbers = _read_labels(labels)
@@ -87,8 +97,9 @@ def _column(
 ) -> pd.Series:
     """Returns a column. The column with labels may be missing; the result is then empty strings."""
     if given is None and setting == "label_key" and not set(names) & set(table):
+        console.log(f"no labels: the columns are {', '.join(table)}. --label_key selects one.")
         return pd.Series("", table.index)
-    name = given or next((name for name in names if name in table), None)
+    name = given.lower() if given else next((name for name in names if name in table), None)
     if name not in table:
         raise UserError(
             f"{flag}: the table has no column {given or ' or '.join(names)}, only"
@@ -103,8 +114,7 @@ def _check_rows(flag: str, problem: str, images: pd.Series, is_wrong: np.ndarray
     if len(rows):
         names = [f"{images.iloc[row]} (row {row + 2})" for row in rows]
         raise UserError(
-            f"{flag}: {problem}: {console.join_first(names, limit=3)}. Correct the table, or"
-            " set --data_dir."
+            f"{flag}: {problem}: {console.join_first(names, limit=3)}. Correct the table."
         )
 
 

@@ -65,6 +65,10 @@ class TfdsSource(Source):
         self._image = self._find_image(tfds, features, image_key, [*keys[:1], "image"])
         preferred = [*keys[1:], "label", "labels"]
         self._label = self._find_label(tfds, features, label_key, preferred)
+        if self._label is None and len(features) > 1:
+            console.log(
+                f"{name}: no labels; --label_key selects one of {', '.join(sorted(features))}"
+            )
         classes = features.get(self._label)
         self.multi_label = isinstance(classes, tfds.features.Sequence)
         # PASCAL VOC also lists the classes of easy objects.

@@ -147,6 +147,9 @@ def test_has_labels_is_true_if_any_example_of_the_split_is_labeled(has_labels):
             "seg_pred, seg_test, seg_train are splits rather than classes",
         ),
         (("images/a.png", "masks/a.png"), "images, masks are not classes. Pass the folder with"),
+        (("JPEGImages/a.png", "SegmentationClass/a.png"), "are not classes. Pass the folder with"),
+        (("HAM_images_part_1/a.png", "HAM_images_part_2/b.png"), "are not classes. Pass the"),
+        (("images_001/images/a.png", "images_002/images/b.png"), "are not classes. Pass the"),
         (
             ("yes/1.png", "no/2.png", "all/no/2.png", "all/yes/1.png"),
             "the folder all contains folders with the names of other classes .no, yes.",
@@ -243,10 +246,10 @@ def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
             ],
         ),
         (
-            "fold1/a/1 fold1/b/2 fold2/x/a/3 fold2/x/b/4",
+            "fold1/a/1 fold1/b/2 fold1/c/5 fold2/x/a/3 fold2/x/b/4",
             True,
             ["fold1", "fold2"],
-            {"train": 4},
+            {"train": 5},
             [
                 "fold1, fold2 are the classes, although they contain the same folders (a, b). If"
                 " those are the classes, move them up."

@@ -155,6 +155,14 @@ def test_the_data_set_of_the_run_is_not_another_data_set(trained, tmp_path):
     assert "eval_split: train[80%:]" in runs.run(tmp_path / "run", **settings)
 
 
+def test_unlabeled_images_of_another_data_set_are_not_those_of_the_training(trained, tmp_path):
+    write_folder(tmp_path, ["green"])
+    settings = dict(mode="eval", checkpoint=str(trained[0] / "run"), eval_protocol="contrastive")
+    settings["train_split"] = "train"
+    printed = runs.run(tmp_path / "eval", dataset=f"folder:{tmp_path / 'green'}", **settings)
+    assert "8 images for evaluation (train)" in printed and "also in the training" not in printed
+
+
 def test_examples_without_a_column_are_removed_from_the_predictions(trained, tmp_path):
     dataset = write_folder(tmp_path / "data", ["green", "red", "blue", "yellow"])
     settings = dict(mode="eval", checkpoint=str(trained[0] / "run"), save_predictions=True)

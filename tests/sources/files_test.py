@@ -31,6 +31,7 @@ def rows_of(source, split="train"):
         ("file_name;class", ";", "utf-8-sig"),
         ("path\tlabel", "\t", "utf-8"),
         (" filename , label ", ",", "utf-8"),
+        ("FileName,Label", ",", "utf-8"),
     ],
 )
 def test_lists_have_paths_and_labels(header, separator, encoding, tmp_path, logged):
@@ -48,10 +49,13 @@ def test_lists_have_paths_and_labels(header, separator, encoding, tmp_path, logg
 
 def test_lists_may_have_splits_other_columns_and_another_directory(tmp_path):
     write_images(tmp_path / "images", "1.png", "2.png", "3.png")
-    table = "id,label,species,split\n1.png,0,ant,Training\n./2.png,0,bee,val\n3.png,0,ant,test\n"
+    table = (
+        "id,label,Species,Split\n1.png,0,ant,Training\n./2.png,0,bee,val2017\n"
+        f"{tmp_path}/images/3.png,0,ant,test_set\n"
+    )
     name = write_list(tmp_path / "x.csv", table)
     source = datasets.open_source(
-        name, str(tmp_path / "images"), image_key="id", label_key="species"
+        name, str(tmp_path / "images"), image_key="ID", label_key="species"
     )
     assert source.class_names == ["ant", "bee"]
     splits = {split: rows_of(source, split) for split in source.split_names}
@@ -83,6 +87,8 @@ def test_lists_without_labels(tmp_path):
         ("img,label\n1.png,a\n", "no column image or file_name .*only img, label. Set --image_key"),
         ("image,label\n1.png,a\n9.png,b\n", "files are not in .*: 9.png .row 3.. Correct"),
         ("image,label\n1.png,a\n./1.png,b\n", "several times: 1.png .row 2., 1.png .row 3.."),
+        ("image,label\n1.png,a\n../{0}/1.png,b\n", "several times: 1.png .row 2., 1.png .row 3.."),
+        ("image,label\n", "the table has no rows"),
         ("image,split\n1.png,fold1\n", "the split is not train, validation or test: 1.png .row 2"),
         ("", "the table cannot be read"),
     ],
@@ -90,7 +96,7 @@ def test_lists_without_labels(tmp_path):
 def test_errors_in_lists_name_the_rows(table, message, tmp_path):
     write_images(tmp_path, "1.png")
     with pytest.raises(UserError, match=f"--dataset=list:.*x.csv: .*{message}"):
-        datasets.open_source(write_list(tmp_path / "x.csv", table))
+        datasets.open_source(write_list(tmp_path / "x.csv", table.format(tmp_path.name)))
 
 
 def test_changes_of_labels_and_groups_change_the_description(tmp_path):
@@ -140,14 +146,15 @@ def test_slices_do_not_divide_groups(pattern, tmp_path):
 
 def test_lists_may_have_a_column_with_groups(tmp_path, logged):
     write_images(tmp_path, *(f"{number}.png" for number in range(40)))
-    rows = [f"{number}.png,{number // 4}" for number in range(40)]
-    name = write_list(tmp_path / "x.csv", "\n".join(["image,group", *rows, ""]))
+    rows = [f"{number}.png,{number // 4}{' ' * (number % 2)}" for number in range(40)]
+    name = write_list(tmp_path / "x.csv", "\n".join(["image,Group", *rows, ""]))
     source = datasets.open_source(name)
     numbers = [
         {int(os.path.basename(path)[:-4]) // 4 for path in source.labeled_paths(split)[0]}
         for split in ("train[:50%]", "train[50%:]")
     ]
-    assert not numbers[0] & numbers[1] and all(numbers) and not logged
+    assert not numbers[0] & numbers[1] and all(numbers)
+    assert logged == ["no labels: the columns are image, group. --label_key selects one."]
 
 
 def test_images_without_a_match_and_shared_groups_are_reported(tmp_path, logged):
@@ -161,6 +168,8 @@ def test_images_without_a_match_and_shared_groups_are_reported(tmp_path, logged)
     ]
     with pytest.raises(UserError, match="--group_pattern=y: no path matches, for example test/a"):
         datasets.open_source(f"folder:{tmp_path}", group_pattern="y")
+    with pytest.raises(UserError, match="--group_pattern=t: all images are in the group t"):
+        datasets.open_source(f"folder:{tmp_path}", group_pattern="t")
 
 
 def test_label_fraction_chooses_whole_groups(tmp_path):
