@@ -114,9 +114,8 @@ def _encoder_names(
       names: the names of the encoder's tensors.
       shapes: dict mapping names to shapes.
     """
-    has_kernels = (
-        "layer1.0.downsample.2.weight" in names
-    )  # selective kernels, or ResNet-D's shortcuts
+    # Networks with selective kernels have ResNet-D's shortcuts.
+    has_kernels = "layer1.0.downsample.2.weight" in names
     deep_stem = "conv1.0.weight" in names and has_kernels
     conv1 = f"conv1{'.0' * deep_stem}.weight"
     width, _, kernel_size, _ = shapes[conv1] if len(shapes.get(conv1, ())) == 4 else (0,) * 4

@@ -228,7 +228,7 @@ def load(path: str) -> Network:
         for group in range(1, 5)
     ]
     bottleneck, width = "layer1.0.conv3.weight" in encoder, len(encoder["bn1.weight"])
-    ratios = [float(metadata[name]) for name in ("sk_ratio", "se_ratio")]
+    ratios = [float(metadata.get(name, 0)) for name in ("sk_ratio", "se_ratio")]
     resnet = ResNet(bottleneck, blocks, width, metadata["stem"] == "cifar", *ratios)
     network = Network(resnet)
     network.encoder.load_state_dict(encoder)
