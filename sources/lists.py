@@ -60,12 +60,12 @@ def list_source(
             f"{flag}: the table cannot be read ({first_line(error)}). Check the path, and the"
             " format (CSV or TSV, UTF-8)."
         ) from error
-    if table.empty:
-        raise UserError(f"{flag}: the table has no rows. Add images.")
     table.columns = table.columns.str.strip().str.lower()
     root = os.path.abspath(os.path.expanduser(data_dir)) if data_dir else os.path.dirname(file)
     paths = _column(table, flag, "image_key", image_key, _IMAGE_COLUMNS)
     images = paths.map(lambda path: os.path.relpath(os.path.join(root, path), root))
+    if table.empty:
+        raise UserError(f"{flag}: the table has no rows. Add images.")
     labels = _column(table, flag, "label_key", label_key, _LABEL_COLUMNS)
     _check_rows(flag, "the same image is listed several times", images, images.duplicated(False))
     is_missing = [not os.path.isfile(os.path.join(root, image)) for image in images]

@@ -11,7 +11,7 @@ ALGORITHM = (
     " objective.py resnet.py"
 )
 CAPS = {
-    "OUTSIDE TESTS": 71_615,
+    "OUTSIDE TESTS": 71_620,
     "run.py": 990,
     "config.py": 3_190,
     "evaluate.py": 2_805,
