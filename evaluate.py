@@ -440,7 +440,7 @@ class Evaluator:
                 " labels. Use a split with labels."
             )
         others = {"class_names": np.array(self._head_names)}
-        if isinstance(self._source, FileSource):
+        if config.save_predictions and isinstance(self._source, FileSource):
             others["paths"] = self._source.labeled_names(config.eval_split)[: len(labels)]
         if self._head_columns is not None:
             if "paths" in others and labels.ndim == 1:
@@ -449,8 +449,12 @@ class Evaluator:
         if self._is_chief:
             directory = results_dir(config)
             if config.save_predictions:
-                path = os.path.join(directory, f"predictions_{step}.npz")
-                storage.write_arrays(path, labels=labels, logits=logits, **others)
+                storage.write_arrays(
+                    os.path.join(directory, f"predictions_{step}.npz"),
+                    labels=labels,
+                    logits=logits,
+                    **others,
+                )
             if labels.ndim == 1:
                 counts = confusion.count(labels, logits)
                 confusion.report(directory, step, counts, self._head_names)

@@ -37,8 +37,7 @@ def torch_name(key: str, deep_stem: bool = False) -> str:
       deep_stem: whether the stem is that of ResNet-D.
     """
     path, _, variable_name = key.removeprefix("model/resnet_model/").rpartition("/")
-    layer = f"{_layer_name(path.split('/'), deep_stem)}.{_VARIABLE_NAMES[variable_name]}"
-    return layer.removeprefix(".")
+    return f"{_layer_name(path.split('/'), deep_stem)}.{_VARIABLE_NAMES[variable_name]}"
 
 
 def _layer_name(path: list[str], deep_stem: bool) -> str:

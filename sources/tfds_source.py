@@ -67,7 +67,8 @@ class TfdsSource(Source):
         self._label = self._find_label(tfds, features, label_key, preferred)
         if self._label is None and len(features) > 1:
             console.log(
-                f"{name}: no labels; --label_key selects one of {', '.join(sorted(features))}"
+                f"{name}: no labels; --label_key selects one of"
+                f" {', '.join(sorted(features.keys() - {self._image}))}"
             )
         classes = features.get(self._label)
         self.multi_label = isinstance(classes, tfds.features.Sequence)

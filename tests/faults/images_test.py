@@ -612,8 +612,7 @@ def test_an_image_that_cannot_be_decoded_stops_training_after_a_checkpoint(
     path = next(path for path in order[16:20] if path not in first_images)
     runs.run(reference, **{**settings, "checkpoint_steps": 1, "keep_checkpoint_max": 9})
     pathlib.Path(path).write_bytes(CORRUPT_PIXELS)
-    name = os.path.relpath(path, folder)
-    message = f"an image cannot be used: {name} .truncated or corrupt.. Saved .*stopped/ckpt-4. Fix"
+    message = f"cannot be used: {os.path.relpath(path, folder)} .truncated or corrupt.. Saved .*stopped/ckpt-4. Fix"
     with pytest.raises(UserError, match=message):
         runs.run(stopped, **settings)
     readers = [tf.train.load_checkpoint(str(path / "ckpt-4")) for path in (reference, stopped)]

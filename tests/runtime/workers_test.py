@@ -490,8 +490,14 @@ def test_only_the_chief_checks_the_images(tmp_path):
         {**environment, "XDG_CACHE_HOME": str(cache)}
         for environment, cache in zip(worker_environments(2), caches)
     ]
-    settings = dict(SETTINGS, dataset=f"folder:{images}", train_split="train", train_steps=1)
-    settings = dict(settings, corrupt_images="skip", eval_split="train")
+    settings = dict(
+        SETTINGS,
+        dataset=f"folder:{images}",
+        train_split="train",
+        train_steps=1,
+        corrupt_images="skip",
+        eval_split="train",
+    )
     printed = run_workers([tmp_path / "run"] * 2, settings, environments=environments)
     assert "skipped: 1 of 40 images cannot be used: a/0.png" in printed[0]
     assert [(cache / "simclr-tf2").exists() for cache in caches] == [True, False]

@@ -129,8 +129,13 @@ def test_all_images_of_another_data_set_are_evaluated_unless_some_are_used_for_t
     (
         tmp_path / "data" / "red" / "0.png"
     ).unlink()  # Otherwise, this would be the data set of the run.
-    settings = dict(mode="eval", checkpoint=str(trained[0] / "run"), eval_protocol=protocol)
-    settings = dict(settings, dataset=dataset, save_predictions=True)
+    settings = dict(
+        mode="eval",
+        checkpoint=str(trained[0] / "run"),
+        eval_protocol=protocol,
+        dataset=dataset,
+        save_predictions=True,
+    )
     printed = runs.run(tmp_path / "eval", **settings)
     held_out = "train_split: train[:80%], eval_split: train[80%:]" in printed
     assert held_out == ("eval_split: train (all images of" not in printed) == (num_images is None)
