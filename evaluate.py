@@ -456,8 +456,7 @@ class Evaluator:
                     **others,
                 )
             if labels.ndim == 1:
-                counts = confusion.count(labels, logits)
-                confusion.report(directory, step, counts, self._head_names)
+                confusion.report(directory, step, labels, logits, self._head_names)
         return metrics.linear_results(labels, logits)
 
     def contrastive(self, step: int) -> dict[str, float]:
@@ -587,13 +586,13 @@ class Evaluator:
                 results[f"eval/lbfgs_l2{suffix}"] = fitted["l2_per_example"]
             if "knn" in names:
                 knn = nearest_neighbors.knn_accuracy
-                results[f"{KNN}{suffix}"] = knn(train_set, test_set)["accuracy"]
+                results[f"{KNN}{suffix}"] = knn(train_set, test_set)
                 results[f"{WEIGHTED_KNN}{suffix}"] = knn(
                     train_set,
                     test_set,
                     nearest_neighbors.WEIGHTED_NEIGHBORS,
                     nearest_neighbors.WEIGHTED_TEMPERATURE,
-                )["accuracy"]
+                )
             # Deletes the temporary files before the next features are computed.
             del train_set, test_set
         return results
@@ -648,9 +647,7 @@ def wait_for_run(model_dir: str, timeout: float, only_if_locked: bool = False) -
             + " Correct the path, or set --eval_timeout to wait for a training run."
         )
     seconds_waited, is_logged = progress.stopwatch(), False
-    while run_directory.read_flags(model_dir) is None and not checkpoint_files.list_steps(
-        model_dir
-    ):
+    while not run_directory.read_flags(model_dir) and not checkpoint_files.list_steps(model_dir):
         if only_if_locked and not lock.is_held(model_dir):
             return
         signals.safe_point()

@@ -43,17 +43,18 @@ SUB_POLICIES = (
 )
 # Operators whose amounts are negated with probability 0.5.
 _SIGNED = {"shear_x", "rotate"}
+# operator -> function of the fraction of the highest level that returns the amount
 # The ranges follow the AutoAugment paper. Where the paper does not specify a direction, higher
-# levels are stronger. For color, contrast and sharpness, an amount of 1 has no effect. The other
-# operators ignore their amount.
+# levels are stronger. For color, contrast and sharpness, an amount of 1 has no effect. The last
+# three operators ignore their amount.
 _AMOUNTS = {
-    "shear_x": lambda level: level / 9 * 0.3,
-    "rotate": lambda level: level / 9 * 30.0,
-    "solarize": lambda level: (1 - level / 9) * 256 / 255,
-    "posterize": lambda level: 8 - level / 9 * 4,
-    **dict.fromkeys(("color", "contrast", "sharpness"), lambda level: 0.1 + level / 9 * 1.8),
+    "shear_x": lambda fraction: fraction * 0.3,
+    "rotate": lambda fraction: fraction * 30.0,
+    "solarize": lambda fraction: (1 - fraction) * 256 / 255,
+    "posterize": lambda fraction: 8 - fraction * 4,
+    **dict.fromkeys(("color", "contrast", "sharpness"), lambda fraction: 0.1 + fraction * 1.8),
+    **dict.fromkeys(("autocontrast", "equalize", "invert"), float),
 }
-_NO_AMOUNT = ("autocontrast", "equalize", "invert")
 
 
 def autoaugment(channels: list[tf.Tensor], seeds: tf.Tensor) -> list[tf.Tensor]:
@@ -66,7 +67,7 @@ def autoaugment(channels: list[tf.Tensor], seeds: tf.Tensor) -> list[tf.Tensor]:
     Returns:
       Three tensors [n, h, w] in [0, 1].
     """
-    operator_names = [*_AMOUNTS, *_NO_AMOUNT]
+    operator_names = list(_AMOUNTS)
     functions = [data_util.identity, *(getattr(operators, name) for name in operator_names)]
     draws = rng.uniforms(seeds, 5)
     sub_policy = tf.cast(draws[:, 0] * len(SUB_POLICIES), tf.int32)
@@ -75,7 +76,7 @@ def autoaugment(channels: list[tf.Tensor], seeds: tf.Tensor) -> list[tf.Tensor]:
         names, probabilities, levels = zip(*[pair[position] for pair in SUB_POLICIES])
         is_applied = draws[:, 1 + position] < tf.gather(np.float32(probabilities), sub_policy)
         indices = 1 + tf.gather([operator_names.index(name) for name in names], sub_policy)
-        amounts = [_AMOUNTS.get(name, float)(level) for name, level in zip(names, levels)]
+        amounts = [_AMOUNTS[name](level / 9) for name, level in zip(names, levels)]
         is_signed = tf.gather([name in _SIGNED for name in names], sub_policy)
         sign = tf.where(is_signed & (draws[:, 3 + position] < 0.5), -1.0, 1.0)
         channels = data_util.switch_per_image(

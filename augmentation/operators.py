@@ -12,10 +12,7 @@ computes the same results.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import math
-import warnings
 from collections.abc import Callable
 from types import ModuleType
 
@@ -24,20 +21,18 @@ import tensorflow as tf
 import data_util
 from runtime import rng
 
-_LEVELS = 256
+_LEVELS, _GRAY = 256, 0.5
+_SOBEL = ((-1, 1), (0, 2), (1, 1))  # offset and weight along an edge
 _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # PIL's smoothing filter, multiplied by 13
 
 
-@functools.cache
 def addons() -> ModuleType | None:
     """Imports tensorflow_addons.image on first use, since the import is slow. Returns None if tfa is not installed."""
-    if importlib.util.find_spec("tensorflow_addons") is None:
+    try:
+        import tensorflow_addons
+    except ImportError:
         return None
-    with warnings.catch_warnings():
-        # Ignore the warning that tensorflow-addons is no longer developed.
-        warnings.simplefilter("ignore")
-        import tensorflow_addons as tfa
-    return tfa.image
+    return tensorflow_addons.image
 
 
 def _apply_to_batch(
@@ -68,32 +63,31 @@ def rot90(channels: list[tf.Tensor], turns: int) -> list[tf.Tensor]:
     return channels
 
 
-def affine(channels: list[tf.Tensor], matrices: tf.Tensor, fill: float = 0.5) -> list[tf.Tensor]:
+def affine(channels: list[tf.Tensor], matrices: tf.Tensor) -> list[tf.Tensor]:
     """Applies affine transformations: output pixel (x, y) is the input pixel nearest to (ax + by + c, dx + ey + f).
 
     Args:
       channels: three tensors [n, h, w].
       matrices: [n, 6], the parameters (a, b, c, d, e, f) of each image, in pixels.
-      fill: value of output pixels whose input pixel is outside the image.
-    """
-    transforms = tf.concat([matrices, tf.zeros_like(matrices[:, :2])], 1)
 
-    def transform_by_core(images, transforms):
+    Returns:
+      Three tensors [n, h, w], which are gray where the input pixel is outside the image.
+    """
+    transforms = tf.pad(matrices, [[0, 0], [0, 2]])
+
+    def transform(images, transforms):
+        if addons():
+            return addons().transform(images, transforms, "nearest", "constant", fill_value=_GRAY)
         return tf.raw_ops.ImageProjectiveTransformV3(
             images=images,
             transforms=transforms,
             output_shape=tf.shape(images)[1:3],
-            fill_value=fill,
+            fill_value=_GRAY,
             interpolation="NEAREST",
             fill_mode="CONSTANT",
         )
 
-    def transform_by_addons(images, transforms):
-        return addons().transform(images, transforms, "nearest", "constant", fill_value=fill)
-
-    return _apply_to_batch(
-        transform_by_addons if addons() else transform_by_core, channels, transforms
-    )
+    return _apply_to_batch(transform, channels, transforms)
 
 
 def shear_x(channels: list[tf.Tensor], amounts: tf.Tensor) -> list[tf.Tensor]:
@@ -106,16 +100,16 @@ def rotate(channels: list[tf.Tensor], degrees: tf.Tensor) -> list[tf.Tensor]:
     """Rotates images counterclockwise about their centers by `degrees`."""
     angle = degrees * (math.pi / 180)
     cosine, sine = tf.cos(angle), tf.sin(angle)
-    x, y = (channels[0].shape[2] - 1) / 2, (channels[0].shape[1] - 1) / 2
-    offsets = x - x * cosine + y * sine, y - x * sine - y * cosine
-    return affine(channels, tf.stack([cosine, -sine, offsets[0], sine, cosine, offsets[1]], 1))
+    y, x = ((length - 1) / 2 for length in channels[0].shape[1:])
+    left, top = x - x * cosine + y * sine, y - x * sine - y * cosine
+    return affine(channels, tf.stack([cosine, -sine, left, sine, cosine, top], 1))
 
 
 # ---------------------------------------------------------------------------------------------- regions and filters
 
 
 def cutout(
-    channels: list[tf.Tensor], rows: tf.Tensor, columns: tf.Tensor, side: int, fill: float = 0.5
+    channels: list[tf.Tensor], rows: tf.Tensor, columns: tf.Tensor, side: int, fill: float = _GRAY
 ) -> list[tf.Tensor]:
     """Fills a square centered at (row, column) with the value `fill` (DeVries and Taylor 2017).
 
@@ -128,7 +122,7 @@ def cutout(
     """
 
     def is_inside(centers, length):
-        distance = tf.range(length, dtype=tf.float32)[tf.newaxis] - tf.floor(centers)[:, tf.newaxis]
+        distance = tf.range(length, dtype=tf.float32) - tf.floor(centers)[:, tf.newaxis]
         return (distance >= -(side // 2)) & (distance < side - side // 2)
 
     height, width = channels[0].shape[1:]
@@ -148,12 +142,8 @@ def sobel(channels: list[tf.Tensor], _: tf.Tensor | None = None) -> list[tf.Tens
 
     def gradient_magnitude(channel):
         shift = _make_shift(channel)
-        gradient_x = sum(
-            weight * (shift(dy, 1) - shift(dy, -1)) for dy, weight in ((-1, 1), (0, 2), (1, 1))
-        )
-        gradient_y = sum(
-            weight * (shift(1, dx) - shift(-1, dx)) for dx, weight in ((-1, 1), (0, 2), (1, 1))
-        )
+        gradient_x = sum(weight * (shift(dy, 1) - shift(dy, -1)) for dy, weight in _SOBEL)
+        gradient_y = sum(weight * (shift(1, dx) - shift(-1, dx)) for dx, weight in _SOBEL)
         return tf.sqrt(tf.square(gradient_x) + tf.square(gradient_y)) / 4
 
     return data_util.clip([gradient_magnitude(channel) for channel in data_util.clip(channels)])
@@ -192,7 +182,7 @@ def motion_blur(
     """
     radius, angle = size // 2, degrees * (math.pi / 180)
     offsets = tf.range(-radius, radius + 1, dtype=tf.float32)
-    x, y = offsets[tf.newaxis, tf.newaxis, :], -offsets[tf.newaxis, :, tf.newaxis]
+    x, y = offsets, -offsets[:, tf.newaxis]
     cosine, sine = _per_image(tf.cos(angle)), _per_image(tf.sin(angle))
     along, across = x * cosine + y * sine, y * cosine - x * sine
     weights = tf.clip_by_value(1 - tf.abs(across), 0.0, 1.0) * tf.clip_by_value(
@@ -279,13 +269,9 @@ def equalize(channels: list[tf.Tensor], _: tf.Tensor | None = None) -> list[tf.T
 
     def equalize_images(images):
         levels = tf.cast(_quantized(images), tf.int32)
-        counts = tf.math.bincount(
-            tf.reshape(levels, [tf.shape(levels)[0], -1]),
-            minlength=_LEVELS,
-            maxlength=_LEVELS,
-            axis=-1,
-        )
-        highest = tf.reduce_max(tf.where(counts > 0, tf.range(_LEVELS), 0), 1)
+        flat = tf.reshape(levels, [tf.shape(levels)[0], -1])
+        counts = tf.math.bincount(flat, minlength=_LEVELS, maxlength=_LEVELS, axis=-1)
+        highest = tf.reduce_max(flat, 1)
         step = (tf.reduce_sum(counts, 1) - tf.gather(counts, highest, batch_dims=1))[
             :, tf.newaxis
         ] // (_LEVELS - 1)
@@ -330,28 +316,24 @@ def random_noise(
     deviation = (low + (high - low) * rng.uniforms(rng.nth_seed(seeds, 1, rng.DRAW), 1))[
         :, :, tf.newaxis
     ]
-    noise = [
-        deviation * tf.reshape(channel_draws, [-1, *shape])
-        for channel_draws in tf.split(draws, 3, 1)
-    ]
     return data_util.clip(
-        [channel + channel_noise for channel, channel_noise in zip(channels, noise)]
+        [
+            channel + deviation * tf.reshape(channel_draws, [-1, *shape])
+            for channel, channel_draws in zip(channels, tf.split(draws, 3, 1))
+        ]
     )
 
 
-def random_blur(
-    channels: list[tf.Tensor], seeds: tf.Tensor, sigmas: tuple[float, float] = (0.1, 2.0)
-) -> list[tf.Tensor]:
-    """Blurs each image with a random sigma, as `data_util.batch_random_blur` does on the device.
+def random_blur(channels: list[tf.Tensor], seeds: tf.Tensor) -> list[tf.Tensor]:
+    """Blurs each image with a sigma from 0.1 to 2, as `data_util.batch_random_blur` does on the device.
 
     The kernel size is a tenth of the image height, but at least three pixels.
     """
-    low, high = sigmas
-    sigma = low + (high - low) * rng.uniforms(seeds, 1)[:, 0]
+    sigma = 0.1 + 1.9 * rng.uniforms(seeds, 1)[:, 0]
     blurred = data_util.gaussian_blur(
         tf.stack(channels, -1), max(channels[0].shape[1] // 10, 2), sigma
     )
-    return data_util.clip(tf.unstack(blurred, axis=-1))
+    return data_util.clip(data_util.to_channels(blurred))
 
 
 def random_motion_blur(
@@ -380,11 +362,10 @@ def random_resized_crop(
         return data_util.resize_window(image, *window, height, width)
 
     images = tf.map_fn(crop, (tf.stack(channels, -1), seeds), fn_output_signature=channels[0].dtype)
-    channels = tf.unstack(
-        tf.ensure_shape(images, [channels[0].shape[0], height, width, 3]), axis=-1
-    )
+    channels = data_util.clip(data_util.to_channels(images))
     is_flipped = tf.cast(
         rng.uniforms(rng.nth_seed(seeds, 1, rng.DRAW), 1)[:, 0] < flip_probability, tf.int32
     )
-    functions = data_util.identity, data_util.flip_horizontally
-    return data_util.switch_per_image(is_flipped, functions, data_util.clip(channels), seeds)
+    return data_util.switch_per_image(
+        is_flipped, (data_util.identity, data_util.flip_horizontally), channels, seeds
+    )

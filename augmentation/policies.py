@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -31,36 +32,14 @@ def view_policies(config: Config) -> tuple[Policy, ...]:
             branch_policy(names, **color, **crop_and_flip) for names in config.branch_operators
         )
     if config.augmentation == "autoaugment":
-        policy = data_util.crop_and_flip_policy(**crop_and_flip).then(_AUTOAUGMENT)
-    elif config.augmentation == "broader":
-        policy = broader_policy(**color, **crop_and_flip)
+        operator = Operator("autoaugment", autoaugment.autoaugment)
+        policy = data_util.crop_and_flip_policy(**crop_and_flip).then(operator)
     else:
         policy = data_util.simclr_policy(**color, **crop_and_flip, switch=switch)
-    policy = policy.then(*extra_operators(config.extra_augmentations))
+    if config.augmentation == "broader":
+        policy = policy.then(*(Operator(name, _FUNCTIONS[name], 0.2) for name in _BROADER))
+    policy = policy.then(*(_EXTRA[name] for name in config.extra_augmentations))
     return (policy,) * (2 if config.pretraining else 1)
-
-
-def broader_policy(
-    strength: float, brightness: str, min_area: float = 0.08, flip: bool = True
-) -> Policy:
-    """Returns SimCLR's policy with additional color distortion, Sobel filtering and motion blur (paper, B.2)."""
-    return data_util.simclr_policy(strength, brightness, min_area, flip).then(
-        Operator("equalize", operators.equalize, 0.2),
-        Operator("solarize", _solarize, 0.2),
-        Operator("sobel", operators.sobel, 0.2),
-        Operator("motion_blur", operators.random_motion_blur, 0.2),
-    )
-
-
-def extra_operators(names: tuple[str, ...]) -> tuple[Operator, ...]:
-    """Returns the operators in `names` (paper, Table 3). Noise and Sobel filtering each have probability 0.5."""
-    rotate = functools.partial(operators.random_rot90, turns=(0, 1, 2, 3))
-    by_name = {
-        "rotate": Operator("rotate", rotate),
-        "noise": Operator("noise", operators.random_noise, 0.5),
-        "sobel": Operator("sobel", operators.sobel, 0.5),
-    }
-    return tuple(by_name[name] for name in names)
 
 
 def branch_policy(
@@ -78,19 +57,12 @@ def branch_policy(
     )
     color = data_util.color_distortion(strength, brightness)
     by_name = {
+        **{name: (Operator(name, function),) for name, function in _FUNCTIONS.items()},
         "crop": (Operator("crop", crop),),
         "color": color if strength > 0 else (),
         "jitter": (dataclasses.replace(color[0], probability=1.0),),
         "drop": (dataclasses.replace(color[1], probability=1.0),),
-        "rotate": (Operator("rotate", operators.random_rot90),),
-        "cutout": (Operator("cutout", operators.random_cutout),),
-        "noise": (Operator("noise", operators.random_noise),),
         "blur": (Operator("blur", operators.random_blur, 0.5),),
-        "sobel": (Operator("sobel", operators.sobel),),
-        "equalize": (Operator("equalize", operators.equalize),),
-        "solarize": (Operator("solarize", _solarize),),
-        "motion_blur": (Operator("motion_blur", operators.random_motion_blur),),
-        "autoaugment": (_AUTOAUGMENT,),
     }
     return data_util.Policy((min_area, 1.0)).then(*sum((by_name[name] for name in names), ()))
 
@@ -99,4 +71,22 @@ def _solarize(channels: list[tf.Tensor], seeds: tf.Tensor) -> list[tf.Tensor]:
     return operators.solarize(data_util.clip(channels), tf.fill(tf.shape(seeds)[:1], 0.5))
 
 
-_AUTOAUGMENT = Operator("autoaugment", autoaugment.autoaugment)
+# name -> function of an operator that `branch_policy` applies with probability 1
+_FUNCTIONS: dict[str, Callable] = {
+    "rotate": operators.random_rot90,
+    "cutout": operators.random_cutout,
+    "noise": operators.random_noise,
+    "sobel": operators.sobel,
+    "equalize": operators.equalize,
+    "solarize": _solarize,
+    "motion_blur": operators.random_motion_blur,
+    "autoaugment": autoaugment.autoaugment,
+}
+# The operators of --augment_extra (paper, Table 3).
+_EXTRA = {
+    "rotate": Operator("rotate", functools.partial(operators.random_rot90, turns=(0, 1, 2, 3))),
+    "noise": Operator("noise", operators.random_noise, 0.5),
+    "sobel": Operator("sobel", operators.sobel, 0.5),
+}
+# The operators that broader augmentation adds to SimCLR's policy (paper, B.2).
+_BROADER = ("equalize", "solarize", "sobel", "motion_blur")

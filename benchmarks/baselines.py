@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import statistics
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ import tf_keras as keras
 
 import objective
 import resnet as resnet_lib
-from benchmarks import inputs, programs
+from benchmarks import programs
 from benchmarks.measure import repeated
 from benchmarks.programs import CLASSES, Implementation
 
@@ -103,9 +102,8 @@ def keras_resnet(
             width = 4 * filters if has_bottleneck else filters
             shortcut = x if index else _conv_norm(x, width, 1, strides, relu=False)
             if has_bottleneck:
-                x = _conv_norm(_conv_norm(x, filters, 1), filters, 3, strides)
-            else:
-                x = _conv_norm(x, filters, 3, strides)
+                x = _conv_norm(x, filters, 1)
+            x = _conv_norm(x, filters, 3, strides)
             x = _conv_norm(x, width, 1 if has_bottleneck else 3, relu=False)
             x = layers.ReLU()(layers.Add()([x, shortcut]))
     keras.mixed_precision.set_global_policy("float32")
@@ -196,7 +194,7 @@ def original_view(image: tf.Tensor, size: int, strength: float) -> tf.Tensor:
         max_attempts=100,
         use_image_if_no_bounding_boxes=True,
     )
-    crop = tf.image.crop_to_bounding_box(image, begin[0], begin[1], extent[0], extent[1])
+    crop = tf.slice(image, begin, extent)
     image = tf.image.resize(crop, [size, size], tf.image.ResizeMethod.BICUBIC)
     image = tf.image.random_flip_left_right(image)
     if strength > 0:
@@ -230,8 +228,7 @@ def original_pipeline(flags: list[str]) -> Implementation:
 
 def open_folder(count: int) -> Implementation:
     """Keras's function for image folders. Returns the number of images."""
-    directory = tempfile.TemporaryDirectory()
-    inputs.image_folder(f"{directory.name}/images", count)
+    directory = programs.image_folder(count)
 
     def opened():
         path = f"{directory.name}/images"

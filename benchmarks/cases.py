@@ -43,7 +43,7 @@ _CIFAR10 = (
 _METRICS = ("eval/lbfgs_top_1_accuracy", "eval/knn_top_1_accuracy", "eval/label_top_1_accuracy")
 _CLASSIFIERS = ("logistic regression", "nearest neighbors")
 # Larger baselines do not fit in memory.
-_LARGEST_BASELINE = {"step": 1024, "loss": 2**14}
+_LARGEST_BATCH, _LARGEST_MATRIX = 1024, 2**14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +79,8 @@ def step(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """training steps on SIZE images (--profile=DIR writes a profile of --calls steps)"""
     flags = [*_STEP, f"--train_batch_size={size}", *options.flags]
     if options.profile:
-        arguments = dict(flags=flags, directory=options.profile)
-        calls = options.calls or 10
-        yield Case("profile", ("programs.profiled_step", arguments), None, ("s",), calls)
+        form = "programs.profiled_step", dict(flags=flags, directory=options.profile)
+        yield Case("profile", form, None, ("s",), options.calls or 10)
         return
     config = config_lib.from_arguments(flags)
     network = dict(
@@ -95,12 +94,15 @@ def step(size: int, options: argparse.Namespace) -> Iterator[Case]:
     def ours(*more, with_input=False):
         return "programs.step", dict(flags=[*flags, *more], with_input=with_input)
 
-    micro, one_batch = config.micro_batch_size or size // 4, ours("--micro_batch_size=0")
-    one_batch = one_batch if size <= _LARGEST_BASELINE["step"] else None
+    micro = config.micro_batch_size or size // 4
+    one_batch = ours("--micro_batch_size=0") if size <= _LARGEST_BATCH else None
     torch = {"PyTorch": None, "torch.compile": "inductor"} if torch_python() else {}
-    keras = dict(network, jit_compile=config.jit_compile)
     for name, form, other in (
-        ("plain Keras", ours(), ("baselines.keras_step", keras)),
+        (
+            "plain Keras",
+            ours(),
+            ("baselines.keras_step", dict(network, jit_compile=config.jit_compile)),
+        ),
         *(
             (name, ours(), ("torch_step.step", dict(network, backend=backend)))
             for name, backend in torch.items()
@@ -152,7 +154,7 @@ def loss(size: int, options: argparse.Namespace) -> Iterator[Case]:
             ("programs.nt_xent", dict(size=size, metrics=metrics, blocked=blocked))
             for blocked in (True, False)
         )
-        whole = whole if size <= _LARGEST_BASELINE["loss"] else None
+        whole = whole if size <= _LARGEST_MATRIX else None
         name = f"2N={size}, with{'' if metrics else 'out'} metrics"
         yield Case(name, blocked, whole, calls=max(2**15 // size, 5), warm_up=True)
 

@@ -24,10 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name, (function, sizes) in cases.BENCHMARKS.items():
         epilog += f"\n  {name} ({','.join(map(str, sizes))}): {function.__doc__}"
     parser = command_line.ArgumentParser(
-        prog="python -m benchmarks",
-        description=__doc__,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks", description=__doc__, epilog=epilog
     )
     parser.add_argument("name", choices=cases.BENCHMARKS, metavar="NAME", help="see below")
     parser.add_argument("--sizes", type=_parse_sizes, help="comma-separated values of SIZE")
@@ -67,11 +64,10 @@ def _run(arguments: argparse.Namespace) -> None:
 def _measure(form: tuple[str, dict], **settings: Any) -> dict[str, Any]:
     """Measures an implementation in a child process. See `measure.measure`."""
     function, arguments = form
-    command = [sys.executable, "-m", "benchmarks.measure"]
-    if function.startswith("torch"):
-        command[0] = cases.torch_python()
+    python = cases.torch_python() if function.startswith("torch") else sys.executable
     settings.update(function=function, arguments=arguments, begin=time.time())
-    process = subprocess.run([*command, json.dumps(settings)], stdout=subprocess.PIPE, text=True)
+    command = [python, "-m", "benchmarks.measure", json.dumps(settings)]
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if process.returncode:
         return {"error": f"{function} exited with status {process.returncode}"}
     return json.loads(process.stdout.splitlines()[-1])

@@ -8,10 +8,9 @@ environment without TensorFlow.
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 import pathlib
+import pkgutil
 import sys
 import threading
 import time
@@ -21,41 +20,29 @@ from typing import Any
 _SAMPLING_SECONDS = 0.005
 
 
-class _PeakMemory:
-    """Context manager that measures the increase in the peak memory of this process.
-
-    The memory is the anonymous memory, which excludes memory-mapped files, because the system can
-    write them back to disk. It is sampled from /proc, so Linux is required. On a GPU, it is the peak
-    of the memory that the library has allocated, including the memory in use before.
-    """
-
-    def __enter__(self) -> _PeakMemory:
-        self._samples, self._done = [_anonymous_megabytes()], threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-        return self
-
-    def _sample(self) -> None:
-        while not self._done.wait(_SAMPLING_SECONDS):
-            self._samples.append(_anonymous_megabytes())
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    @property
-    def megabytes(self) -> float:
-        tensorflow, torch = (sys.modules.get(name) for name in ("tensorflow", "torch"))
-        if tensorflow and tensorflow.config.list_physical_devices("GPU"):
-            return tensorflow.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
-        if torch and torch.cuda.is_available():
-            return torch.cuda.max_memory_allocated() / 2**20
-        return max(self._samples) - self._samples[0]
-
-
 def _anonymous_megabytes() -> float:
-    status = pathlib.Path("/proc/self/status").read_text()
+    """Returns the memory of this process, without memory-mapped files, which the system can write back to disk."""
+    status = pathlib.Path("/proc/self/status").read_text()  # requires Linux
     return int(status.partition("RssAnon:")[2].split()[0]) / 1024
+
+
+def _sample_memory(samples: list[float], done: threading.Event) -> None:
+    while not done.wait(_SAMPLING_SECONDS):
+        samples.append(_anonymous_megabytes())
+
+
+def _peak_megabytes(samples: list[float]) -> float:
+    """Returns the increase in the memory of this process, of which `samples` are values in order.
+
+    On a GPU, it is the peak of the memory that the library has allocated, including the memory in
+    use before.
+    """
+    tensorflow, torch = (sys.modules.get(name) for name in ("tensorflow", "torch"))
+    if tensorflow and tensorflow.config.list_physical_devices("GPU"):
+        return tensorflow.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
+    if torch and torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    return max(samples) - samples[0]
 
 
 def measure(
@@ -81,21 +68,22 @@ def measure(
       A dict with `s` (seconds per timed call), `images/s`, `MB` (peak memory), `s to first result`
       (from `begin`, if `warm_up`), and `result` or, if the result is a dict, its items.
     """
-    module, name = function.split(".")
-    implementation = getattr(importlib.import_module(f"benchmarks.{module}"), name)(**arguments)
-    with _PeakMemory() as peak:
-        if warm_up:
-            implementation(1)
-        warm, start = time.time(), time.perf_counter()
-        result = implementation(calls)
-        seconds = (time.perf_counter() - start) / calls
-    measured = {
+    implementation = pkgutil.resolve_name(f"benchmarks.{function}")(**arguments)
+    samples, done = [_anonymous_megabytes()], threading.Event()
+    threading.Thread(target=_sample_memory, args=(samples, done), daemon=True).start()
+    if warm_up:
+        implementation(1)
+    warm, start = time.time(), time.perf_counter()
+    result = implementation(calls)
+    seconds = (time.perf_counter() - start) / calls
+    done.set()
+    return {
         "s": seconds,
         "images/s": images / seconds,
-        "MB": peak.megabytes,
+        "MB": _peak_megabytes(samples),
         "s to first result": warm - begin,
+        **(result if isinstance(result, dict) else {"result": result}),
     }
-    return {**measured, **(result if isinstance(result, dict) else {"result": result})}
 
 
 def repeated(function: Callable) -> Callable[[int], Any]:
@@ -104,5 +92,4 @@ def repeated(function: Callable) -> Callable[[int], Any]:
 
 
 if __name__ == "__main__":
-    line = json.dumps(measure(**json.loads(sys.argv[1])))
-    os.write(1, f"{line}\n".encode())
+    print(json.dumps(measure(**json.loads(sys.argv[1]))), flush=True)

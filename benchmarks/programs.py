@@ -12,12 +12,13 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
+from PIL import Image
 
 import config as config_lib
 import data
@@ -26,13 +27,12 @@ import metrics as metrics_lib
 import model as model_lib
 import objective
 import train
-from benchmarks import inputs
 from benchmarks.measure import repeated
 from checkpoints import records, restoring
 from checkpoints.run_directory import RunContext
 from large_batch import blocked_nt_xent
 from probing import features
-from runtime import signals, version
+from runtime import progress, signals, version
 from sources import datasets, image_checks
 from sources.source import Source
 
@@ -60,12 +60,6 @@ def random_batch(batch: int, size: int) -> tuple[tuple[tf.Tensor, ...], tf.Tenso
     )
 
 
-def run_context(config: config_lib.Config, source: Source) -> RunContext:
-    """Returns the context of a run in this process."""
-    strategy, stop = tf.distribute.get_strategy(), signals.StopSignals()
-    return RunContext(config, source, strategy, is_chief=True, stop=stop)
-
-
 def build(config: config_lib.Config) -> tuple[model_lib.Model, keras.optimizers.legacy.Optimizer]:
     """Returns a model with deterministic initial weights, and its optimizer."""
     keras.utils.set_random_seed(1)
@@ -74,22 +68,17 @@ def build(config: config_lib.Config) -> tuple[model_lib.Model, keras.optimizers.
     return model, model_lib.build_optimizer(config, schedule, model)
 
 
-def train_step(
-    config: config_lib.Config, model: model_lib.Model, optimizer: keras.optimizers.legacy.Optimizer
-) -> train.TrainStep:
-    """Returns a function that runs one step on (views, labels)."""
-    return train.TrainStep(model, optimizer, config, tf.distribute.get_strategy())
-
-
 def step(flags: list[str], with_input: bool) -> Implementation:
     """Training steps on random views in the memory of the device or, with `with_input`, on the data of --dataset."""
     config = config_lib.from_arguments(flags)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
-    run_steps = train.make_run_steps(train_step(config, *build(config)))
+    strategy, (model, optimizer) = tf.distribute.get_strategy(), build(config)
+    run_steps = train.make_run_steps(train.TrainStep(model, optimizer, config, strategy))
     if with_input:
         source = datasets.open_configured(config)
-        batches = iter(train.train_dataset(run_context(config, source), 0))
+        context = RunContext(config, source, strategy, is_chief=True, stop=signals.StopSignals())
+        batches = iter(train.train_dataset(context, 0))
     else:
         # The batch is not copied from the host.
         batches = itertools.repeat(random_batch(config.train_batch_size, config.image_size))
@@ -142,17 +131,16 @@ def open_records(flags: list[str]) -> tuple[config_lib.Config, Any, tf.data.Data
     """Returns the settings, the source and an infinite dataset of (key, item, label), shuffled as in training."""
     config = config_lib.from_arguments(flags)
     source = datasets.open_configured(config)
-    split, megabytes = config.train_split, config.shuffle_buffer_mb
     records = tf.data.Dataset.range(tf.int64.max).flat_map(
-        lambda epoch: source.records(split, epoch, buffer_mb=megabytes)
+        lambda epoch: source.records(config.train_split, epoch, buffer_mb=config.shuffle_buffer_mb)
     )
     return config, source, records
 
 
 def batches_of(dataset: tf.data.Dataset) -> Implementation:
     """Batches of a dataset, after one second in which batches are discarded."""
-    iterator, begin = iter(dataset), time.perf_counter()
-    while time.perf_counter() < begin + _TUNING_SECONDS:
+    iterator, elapsed = iter(dataset), progress.stopwatch()
+    while elapsed() < _TUNING_SECONDS:
         next(iterator)
     return lambda calls: [next(iterator) for _ in range(calls)] and None
 
@@ -175,16 +163,12 @@ def decoding(flags: list[str]) -> Implementation:
 # ----------------------------------------------------------------------------------------------------------- evaluation
 
 
-def _run(flags: Sequence[str]) -> None:
-    """Executes run.py, whose output goes to stderr."""
-    subprocess.run([sys.executable, "run.py", *flags], stdout=sys.stderr, check=True)
-
-
 def accuracies(flags: list[str], model_dir: str) -> Implementation:
-    """A run, which computes only what is missing. Returns the results."""
+    """A run of run.py, which computes only what is missing. Returns the results."""
 
     def run(calls):
-        _run([*flags, f"--model_dir={model_dir}"])
+        command = [sys.executable, "run.py", *flags, f"--model_dir={model_dir}"]
+        subprocess.run(command, stdout=sys.stderr, check=True)
         return json.loads(pathlib.Path(model_dir, "result.json").read_text())
 
     return run
@@ -194,7 +178,7 @@ def frozen_accuracies(flags: list[str], model_dir: str, neighbors: int) -> Imple
     """A run, and the evaluation of its encoder before and after training with the protocol of docs/parity.md."""
 
     def evaluated(calls):
-        _run([*flags, f"--model_dir={model_dir}"])
+        accuracies(flags, model_dir)(calls)
         config = config_lib.from_arguments(flags)
         source = datasets.open_configured(config)
         keras.utils.set_random_seed(config.seed + 1)  # Training initializes weights with this seed.
@@ -219,25 +203,36 @@ def _classify(
         features.extract(strategy, function, evaluate.eval_batches(config, source, split, strategy))
         for split in (config.train_split, config.eval_split)
     )
-    scaler = preprocessing.StandardScaler
-    regressions = [
-        pipeline.make_pipeline(scaler(), linear_model.LogisticRegression(C=c, max_iter=2000))
-        for c in (1e-3, 1e-2, 1e-1)
-    ]
+    scaler, regression = preprocessing.StandardScaler, linear_model.LogisticRegression
     knn = neighbors.KNeighborsClassifier(num_neighbors, metric="cosine", algorithm="brute")
     return {
         "logistic regression": max(
-            regression.fit(*train_set).score(*test_set) for regression in regressions
+            pipeline.make_pipeline(scaler(), regression(C=c, max_iter=2000))
+            .fit(*train_set)
+            .score(*test_set)
+            for c in (1e-3, 1e-2, 1e-1)
         ),
         "nearest neighbors": knn.fit(*train_set).score(*test_set),
     }
 
 
+def image_folder(count: int) -> tempfile.TemporaryDirectory:
+    """Creates a directory with a folder `images`: up to 1,000 classes of links to a photograph of 500 x 375 pixels."""
+    directory = tempfile.TemporaryDirectory()
+    photograph = f"{directory.name}/photograph.jpg"
+    values = np.random.default_rng(0).integers(0, 256, [12, 16, 3], np.uint8)
+    Image.fromarray(values).resize([500, 375], Image.Resampling.BICUBIC).save(photograph)
+    for index in range(count):
+        folder = f"{directory.name}/images/{index % 1000:03}"
+        os.makedirs(folder, exist_ok=True)
+        os.symlink(photograph, f"{folder}/{index:07}.jpg")
+    return directory
+
+
 def open_folder(count: int) -> Implementation:
     """Finds and checks the images of a folder. The first call decodes a sample. Returns the number of images."""
-    directory = tempfile.TemporaryDirectory()
+    directory = image_folder(count)
     os.environ["XDG_CACHE_HOME"] = f"{directory.name}/cache"
-    inputs.image_folder(f"{directory.name}/images", count)
 
     def opened():
         config = config_lib.Config(dataset=f"folder:{directory.name}/images")

@@ -22,8 +22,11 @@ def all_keys() -> frozenset[str]:
     encoder is not mistaken for a supported one.
     """
     blocks = tuple(max(counts) + 1 for counts in zip(*(b for _, b in resnet.DEPTHS.values())))
-    encoders = itertools.product((False, True), [blocks], (False, True), (0, 1), (0, 1))
-    layers = {ENCODER + spec.key: spec.kind for args in encoders for spec in _specs(*args)}
+    layers = {
+        ENCODER + spec.key: spec.kind
+        for parts in itertools.product((False, True), repeat=4)
+        for spec in _specs(blocks, *parts)
+    }
     for index in range(_MAX_PROJ_LAYERS):
         layers[f"{PROJECTION_HEAD}{index}/dense"] = resnet.CONVOLUTION_WITH_BIAS
         layers[f"{PROJECTION_HEAD}{index}/bn_relu/bn"] = resnet.BATCH_NORM
@@ -46,14 +49,14 @@ def match_encoder(
       layer_names: function that returns the names of an encoder's layers in this file format.
 
     Returns:
-      A dict of `Config` settings, and a dict mapping checkpoint keys to names. None if this program
+      A dict of `Config` settings, and a dict mapping names to checkpoint keys. None if this program
       does not support the encoder.
     """
     layers_in_file = {name.rpartition("/")[0] for name in shapes}
     for cifar_stem, has_sk, has_se, (depth, (bottleneck, blocks)) in itertools.product(
         (False, True), (False, True), (False, True), resnet.DEPTHS.items()
     ):
-        specs = _specs(bottleneck, blocks, cifar_stem, has_sk, has_se)
+        specs = _specs(blocks, bottleneck, cifar_stem, has_sk, has_se)
         names = {spec.key: name for spec, name in zip(specs, layer_names(specs))}
         if set(names.values()) != layers_in_file:
             continue
@@ -70,13 +73,13 @@ def match_encoder(
         se_ratio = channels["se_reduce"] / filters if has_se else 0.0
         width = filters // 512
         variables = {
-            (f"{ENCODER}{spec.key}/{variable}", f"{names[spec.key]}/{variable}"): shape
+            (f"{names[spec.key]}/{variable}", f"{ENCODER}{spec.key}/{variable}"): shape
             for spec in resnet.layer_specs(
                 bottleneck, blocks, width, cifar_stem, sk_ratio, se_ratio
             )
             for variable, shape in spec.variables().items()
         }
-        if {name: shape for (_, name), shape in variables.items()} == shapes:
+        if {name: shape for (name, _), shape in variables.items()} == shapes:
             settings = dict(
                 resnet_depth=depth,
                 width_multiplier=width,
@@ -96,8 +99,7 @@ def infer_flags(shapes: Mapping[str, tuple]) -> dict | None:
 
     Returns:
       A dict that maps names of `Config` settings to values, or None if this program does not
-      support the encoder. The dict also contains `num_classes`, which is None if there is no linear
-      head.
+      support the encoder.
     """
     encoder = {key: shape for key, shape in shapes.items() if key.startswith(ENCODER)}
     match = match_encoder(encoder, checkpoint_names)
@@ -113,10 +115,10 @@ def infer_flags(shapes: Mapping[str, tuple]) -> dict | None:
         flags["num_proj_layers"] = len(layers)
     if layers:
         flags["proj_out_dim"] = layers[-1][-1]
-    return dict(flags, num_classes=shapes.get(f"{LINEAR_HEAD}kernel", (None,))[-1])
+    return flags
 
 
 def _specs(
-    bottleneck: bool, blocks: tuple[int, ...], cifar_stem: bool, has_sk: int, has_se: int
+    blocks: tuple[int, ...], bottleneck: bool, cifar_stem: bool, has_sk: bool, has_se: bool
 ) -> list[LayerSpec]:
     return list(resnet.layer_specs(bottleneck, blocks, 1, cifar_stem, has_sk / 16, has_se / 16))

@@ -25,18 +25,16 @@ _SCRATCH = "ckpt_"  # label of temporary directories
 
 
 def _files_by_step(directory: str) -> dict[int, list[str]]:
-    """Returns the names of a directory's checkpoint files, grouped by step."""
+    """Returns the names of a directory's checkpoint files, grouped by step. The index follows the data files."""
     names_by_step = collections.defaultdict(list)
     names = tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []
     for name in sorted(names):
         path = os.path.join(directory, name)
         match = _FILE_NAME.fullmatch(name)
-        if not match or not storage.is_file(path):
-            continue
-        with contextlib.suppress(tf.errors.NotFoundError):  # Another process deleted the file.
-            if match[2] is None and not tf.io.gfile.stat(path).length:
-                continue
-            names_by_step[int(match[1])].append(name)
+        if match and storage.is_file(path):
+            with contextlib.suppress(tf.errors.NotFoundError):  # Another process deleted the file.
+                if match[2] or tf.io.gfile.stat(path).length:
+                    names_by_step[int(match[1])].append(name)
     return names_by_step
 
 
@@ -130,11 +128,13 @@ def save(checkpoint: tf.train.Checkpoint, directory: str, step: int) -> str:
         return checkpoint.write(prefix)
     with storage.scratch_beside(prefix, _SCRATCH) as scratch:
         checkpoint.write(os.path.join(scratch, os.path.basename(prefix)))
-        names = sorted(os.listdir(scratch), key=lambda name: (name.endswith(".index"), name))
         if os.path.exists(f"{prefix}.index"):
             os.remove(f"{prefix}.index")
         storage.rename(
-            {os.path.join(scratch, name): os.path.join(directory, name) for name in names}
+            {
+                os.path.join(scratch, name): os.path.join(directory, name)
+                for name in sorted(os.listdir(scratch))  # The data files precede the index.
+            }
         )
     return prefix
 
@@ -145,7 +145,7 @@ def remove_unfinished(directory: str) -> None:
 
 
 def prune(directory: str, step: int, keep: int) -> None:
-    """Deletes old checkpoints, and writes the `checkpoint` file.
+    """Deletes old checkpoints, and writes the `checkpoint` file, from which TensorFlow reads the latest step.
 
     Args:
       directory: directory of the checkpoints.
@@ -155,7 +155,14 @@ def prune(directory: str, step: int, keep: int) -> None:
     """
     steps = [other for other in list_steps(directory) if other <= step]
     if steps:
-        _write_state(directory, steps[-keep:])
+        # The file contains names relative to `directory`. TensorFlow accepts these names only if
+        # `directory` is an absolute path; otherwise, it converts paths that start with `directory`
+        # to such names.
+        names = [
+            f"ckpt-{other}" if os.path.isabs(directory) else checkpoint_prefix(directory, other)
+            for other in steps[-keep:]
+        ]
+        tf.compat.v1.train.update_checkpoint_state(directory, names[-1], names)
     for other in steps[:-keep]:
         remove(directory, other)
 
@@ -163,19 +170,5 @@ def prune(directory: str, step: int, keep: int) -> None:
 def remove(directory: str, step: int) -> None:
     """Deletes the checkpoint files of a step."""
     # Delete the index first, so that a partially deleted checkpoint counts as incomplete.
-    for name in sorted(
-        _files_by_step(directory)[step], key=lambda name: not name.endswith(".index")
-    ):
+    for name in reversed(_files_by_step(directory)[step]):
         tf.io.gfile.remove(os.path.join(directory, name))
-
-
-def _write_state(directory: str, steps: list[int]) -> None:
-    """Writes the `checkpoint` file, from which TensorFlow's functions read the latest step (`steps[-1]`)."""
-    # The file contains names relative to `directory`. TensorFlow accepts these names only if
-    # `directory` is an absolute path; otherwise, it converts paths that start with `directory` to
-    # such names.
-    names = [
-        f"ckpt-{step}" if os.path.isabs(directory) else checkpoint_prefix(directory, step)
-        for step in steps
-    ]
-    tf.compat.v1.train.update_checkpoint_state(directory, names[-1], names)

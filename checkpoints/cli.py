@@ -5,24 +5,19 @@ python -m checkpoints describe PATH
 
 from __future__ import annotations
 
-import argparse
-
 from runtime import command_line, console, tensorflow_startup
 from runtime.paths import check_weights_path
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command-line program. See `command_line.run_command` for the handling of errors and signals."""
-    parser = command_line.ArgumentParser(
-        prog="python -m checkpoints",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_line.ArgumentParser(prog="python -m checkpoints", description=__doc__)
+    parser.add_argument(
+        "command",
+        choices=["describe"],
+        help="print the format, step, network, heads and matching flags",
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser(
-        "describe", help="print the format, step, network, heads and matching flags"
-    )
-    command.add_argument(
+    parser.add_argument(
         "path",
         help=(
             "a directory, a checkpoint prefix, a SavedModel, a PyTorch file "

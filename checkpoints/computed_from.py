@@ -54,7 +54,8 @@ def differences(results: Mapping, other: Mapping, with_labels: bool) -> list[str
     """
     first, second = results.get(KEY, {}), other.get(KEY, {})
     ignored = {"weights", "step", "eval_protocol", "trained_examples", "eval_batch_size"}
-    ignored |= set() if with_labels else set(settings_with("labels"))
+    if not with_labels:
+        ignored.update(settings_with("labels"))
     return sorted(
         name
         for name in (first.keys() | second.keys()) - ignored

@@ -6,8 +6,6 @@ import dataclasses
 import os
 
 from checkpoints import architecture, computed_from, run_directory, weight_files
-from checkpoints.run_directory import Recorded
-from checkpoints.weight_files import WeightFile
 from config import Config, select_settings, settings_with
 from runtime import console, storage
 from runtime.errors import UserError
@@ -18,10 +16,8 @@ UNKNOWN_HEAD_INPUT = (
 )
 
 
-def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int | None]:
-    """Infers the `Config` and the number of classes of the network in a weight file.
-
-    The number of classes is None if the file has no linear head.
+def infer_config(file: weight_files.WeightFile) -> Config:
+    """Infers the `Config` of the network in a weight file, except for its image size.
 
     Raises:
       UserError: this program does not support the encoder.
@@ -32,11 +28,7 @@ def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int |
             f"{file.path}: unsupported encoder (no ResNet of depth 10 to 200 matches its "
             f"{len(file.shapes)} tensors). Use another checkpoint."
         )
-    classes = flags.pop("num_classes")
-    return (
-        Config(**flags, image_size=image_size, lineareval_while_pretraining=classes is not None),
-        classes,
-    )
+    return Config(**flags, lineareval_while_pretraining=file.num_classes is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +42,11 @@ class CheckpointInfo:
     has_training_config: bool
     step: int | None
     multi_label: bool
-    file: WeightFile
+    file: weight_files.WeightFile
     trained_on: str | None = None  # `data_digest` of the training data
 
 
-def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | None:
+def network_flags(file: weight_files.WeightFile, with_head_input: bool = False) -> dict | None:
     """Returns the settings of the network in a weight file, as inferred by `architecture.infer_flags`.
 
     If the run or SavedModel that contains the file records the image size, the dict also contains
@@ -72,23 +64,23 @@ def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | Non
     }
 
 
-def _head_input(file: WeightFile, origin: dict) -> int | None:
+def _head_input(file: weight_files.WeightFile, origin: dict) -> int | None:
     """Returns the recorded `ft_proj_selector`, or the result of `WeightFile.head_input` if it is not recorded."""
     if "ft_proj_selector" in origin:
         return origin["ft_proj_selector"]
     return 0 if "flags" in origin else file.head_input()  # `flags` may omit default values.
 
 
-def read_origin(file: WeightFile) -> dict:
+def read_origin(file: weight_files.WeightFile) -> dict:
     """Returns what the run, the SavedModel or the PyTorch file that contains the weights records.
 
     The dict has the keys of simclr.json (see `export.saving`), without those that are not recorded,
     and additionally each setting in `flags`.
     """
-    directory, flags = os.path.dirname(file.path), None
+    directory, flags = os.path.dirname(file.path), {}
     if file.is_torch:  # The file may be in the run directory of another network.
         origin: dict = dict(image_size=file.image_size)
-    elif file.format.startswith("SavedModel"):
+    elif file.is_saved_model:
         origin = weight_files.read_description(file.location)
         flags = select_settings(origin.get("flags", {}), f"{file.path} (simclr.json)")
     else:
@@ -98,7 +90,7 @@ def read_origin(file: WeightFile) -> dict:
             results=storage.read_json(os.path.join(directory, f"result_{file.step}.json")),
             trained_on=run_directory.training_data(directory),
         )
-    origin = {**(flags or {}), **origin, "flags": flags or None}
+    origin = {**flags, **origin, "flags": flags or None}
     return {name: value for name, value in origin.items() if value is not None}
 
 
@@ -120,7 +112,7 @@ def inspect_checkpoint(
       UserError: the weights or the recorded settings are unusable.
     """
     file = weight_files.open_weights(path, flag)
-    origin, (config, classes) = read_origin(file), infer_config(file)
+    origin, config = read_origin(file), infer_config(file)
     network = {name: getattr(config, name) for name in settings_with("network")}
     names = ("image_size", "eval_center_crop", "eval_resize")
     recorded = {name: origin[name] for name in names if name in origin}
@@ -140,9 +132,9 @@ def inspect_checkpoint(
         if found is None:
             console.log(f"{file.path}: {UNKNOWN_HEAD_INPUT}")
     config = config.replace(**given)
-    names = file.class_names or (
-        None if classes is None else [f"class {index}" for index in range(classes)]
-    )
+    names = file.class_names
+    if names is None and file.num_classes:
+        names = [f"class {index}" for index in range(file.num_classes)]
     results = origin.get("results")
     # The file may describe other weights, such as those of another run at the same step.
     if results and results.get(computed_from.KEY, {}).get("weights") != file.digest():
@@ -159,7 +151,7 @@ def inspect_checkpoint(
     )
 
 
-def read_recorded(config: Config) -> Recorded:
+def read_recorded(config: Config) -> run_directory.Recorded:
     """Reads what the run in `model_dir`, or the checkpoint to evaluate or to fine-tune, recorded.
 
     `Recorded.network` describes the run if its weights are evaluated or if it is resumed, and
@@ -171,7 +163,7 @@ def read_recorded(config: Config) -> Recorded:
         return recorded
     if recorded.settings and config.checkpoint in (None, recorded.settings.get("checkpoint")):
         network, path = recorded.settings, config.model_dir
-        trained_on = run_directory.data_digest(recorded.data) if recorded.data else None
+        trained_on = run_directory.data_digest(recorded.data)
     elif config.checkpoint is None:
         return recorded
     else:
@@ -182,6 +174,4 @@ def read_recorded(config: Config) -> Recorded:
             name: origin[name] for name in settings_with("data_of_run", "pixels") if name in origin
         }
         network = {**(network or {}), **data}
-    return dataclasses.replace(
-        recorded, network=network or {}, network_path=path, trained_on=trained_on
-    )
+    return dataclasses.replace(recorded, network=network, network_path=path, trained_on=trained_on)

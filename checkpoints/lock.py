@@ -134,15 +134,13 @@ class Lock:
 
     def check(self) -> None:
         """Raises `UserError` if the directory was removed or replaced, since another process may use the new one."""
-        try:
-            is_same = not self.descriptors or os.path.samestat(
+        with contextlib.suppress(OSError):
+            if not self.descriptors or os.path.samestat(
                 os.stat(self._path, follow_symlinks=False), os.fstat(*self.descriptors)
-            )
-        except OSError:
-            is_same = False
-        if not is_same:
-            raise UserError(
-                f"{self._argument}: the directory was removed or replaced during the run"
-                f" ({self._path} is not the file that was locked). No further files were written."
-                " Restore the directory, or run the same command again."
-            )
+            ):
+                return
+        raise UserError(
+            f"{self._argument}: the directory was removed or replaced during the run"
+            f" ({self._path} is not the file that was locked). No further files were written."
+            " Restore the directory, or run the same command again."
+        )

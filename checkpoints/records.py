@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -52,8 +53,9 @@ class Record:
 
 def finish(directory: str, settings: dict, results: dict, diverged: bool = False) -> Record:
     """Writes and returns the `Record` of a run on this machine, with the seconds from `timing`."""
-    seconds = _read_seconds(directory)
-    record = Record(settings, results, diverged, seconds, machine(), version.revision())
+    record = Record(
+        settings, results, diverged, _read_seconds(directory), machine(), version.revision()
+    )
     record.write(directory)
     return record
 
@@ -65,8 +67,8 @@ def timing(directory: str) -> Iterator[None]:
     try:
         yield
     finally:
-        seconds = round(before + elapsed(), 1)
-        storage.write_json(os.path.join(directory, _TIME), dict(seconds=seconds))
+        seconds = dict(seconds=round(before + elapsed(), 1))
+        storage.write_json(os.path.join(directory, _TIME), seconds)
 
 
 def _read_seconds(directory: str) -> float:
@@ -75,16 +77,13 @@ def _read_seconds(directory: str) -> float:
 
 def machine() -> str:
     """Returns one line with the processor, its number of cores, and the accelerators."""
-    accelerators = [
-        device.device_type
-        for device in tf.config.list_physical_devices()
-        if device.device_type != "CPU"
-    ]
+    counts = collections.Counter(device.device_type for device in tf.config.list_physical_devices())
+    del counts["CPU"]
     processor, cores = child_processes.cpu_info()
     return ", ".join(
         [
             processor,
             "1 core" if cores == 1 else f"{cores} cores",
-            *(f"{accelerators.count(name)} x {name}" for name in sorted(set(accelerators))),
+            *(f"{count} x {name}" for name, count in sorted(counts.items())),
         ]
     )

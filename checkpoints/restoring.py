@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 import model as model_lib
 from checkpoints import architecture, inspection, weight_files
-from checkpoints.weight_files import WeightFile
+from config import as_flags
 from runtime import console
 from runtime.errors import UserError
 from sources import classes
@@ -26,7 +24,7 @@ PARTS = {
 }
 
 
-def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
+def variables_by_key(**trackables: tf.Module) -> dict[str, tf.Variable]:
     """Returns a dict mapping checkpoint keys (without suffix) to the variables of the given objects."""
     # Keep a reference, because `TrackableView` holds only a weak one.
     root = tf.train.Checkpoint(**trackables)
@@ -38,30 +36,21 @@ def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
             continue
         seen.add(id(node))
         if isinstance(node, tf.Variable):
-            variables[path] = node
+            variables[path.removeprefix("/")] = node
         else:
-            queue.extend(
-                (child, f"{path}/{name}" if path else name)
-                for name, child in view.children(node).items()
-            )
-    variables.pop("save_counter", None)
+            queue.extend((child, f"{path}/{name}") for name, child in view.children(node).items())
     return variables
 
 
-def find_mismatches(model_shapes: dict[str, tuple], file_shapes: dict[str, tuple]) -> list[str]:
-    """Compares two dicts that map names to shapes. Returns one line of text for each difference."""
-    lines = [f"missing: {name}" for name in model_shapes if name not in file_shapes]
-    lines += [f"unexpected: {name}" for name in file_shapes if name not in model_shapes]
+def find_mismatches(variables: dict[str, tf.Variable], shapes: dict[str, tuple]) -> list[str]:
+    """Compares a model's variables with shapes in a file. Returns one line of text for each difference."""
+    lines = [f"missing: {key}" for key in variables if key not in shapes]
+    lines += [f"unexpected: {key}" for key in shapes if key not in variables]
     return lines + [
-        f"{name} has shape {list(file_shapes[name])} instead of {list(shape)}"
-        for name, shape in model_shapes.items()
-        if name in file_shapes and tuple(file_shapes[name]) != tuple(shape)
+        f"{key} has shape {list(shapes[key])} instead of {list(variable.shape)}"
+        for key, variable in variables.items()
+        if key in shapes and shapes[key] != tuple(variable.shape)
     ]
-
-
-def shapes_of(variables: dict[str, tf.Variable]) -> dict[str, tuple]:
-    """Returns a dict mapping checkpoint keys to the shapes of variables."""
-    return {key: tuple(variable.shape) for key, variable in variables.items()}
 
 
 def filter_by_prefix(prefix: str, entries: dict) -> dict:
@@ -69,25 +58,22 @@ def filter_by_prefix(prefix: str, entries: dict) -> dict:
     return {key: value for key, value in entries.items() if key.startswith(prefix)}
 
 
-def raise_on_mismatches(flag: str, file: WeightFile, lines: list[str]) -> None:
+def raise_on_mismatches(flag: str, file: weight_files.WeightFile, lines: list[str]) -> None:
     """If `lines` is not empty, raises a `UserError` that lists the first mismatches."""
     if lines:
         rest = f"; and {len(lines) - _MAX_LISTED} more" if len(lines) > _MAX_LISTED else ""
         remedy = "Use another checkpoint; no flags match this network."
         if flags := inspection.network_flags(file):
-            remedy = f"Pass {format_flags(flags)}, or use another checkpoint."
+            remedy = f"Pass {' '.join(as_flags(flags))}, or use another checkpoint."
         raise UserError(
             f"{flag}: {file.path} contains a different network"
             f" ({'; '.join(lines[:_MAX_LISTED])}{rest}). {remedy}"
         )
 
 
-def format_flags(flags: dict) -> str:
-    """Returns settings as command-line flags, without `num_classes`, which depends on the data set."""
-    return " ".join(f"--{name}={value}" for name, value in flags.items() if name != "num_classes")
-
-
-def _assign(variables: dict[str, tf.Variable], file: WeightFile, columns: list[int] | None) -> None:
+def _assign(
+    variables: dict[str, tf.Variable], file: weight_files.WeightFile, columns: list[int] | None
+) -> None:
     """Assigns the tensors in a file to variables.
 
     Args:
@@ -126,7 +112,7 @@ class LoadResult:
 
 
 def load_parts(
-    model: keras.Model,
+    model: model_lib.Model,
     path: str,
     required: Iterable[str],
     flag: str = "--checkpoint",
@@ -172,7 +158,7 @@ def load_parts(
                     class_names, file.class_names, "the data set", "the checkpoint"
                 )
                 differences = [f"different classes: {text}"]
-        differences += find_mismatches(shapes_of(part_variables), file_shapes)
+        differences += find_mismatches(part_variables, file_shapes)
         if not differences:
             matching.update(part_variables)
             continue
@@ -199,13 +185,15 @@ def load_parts(
     return LoadResult(file, not_loaded, lines)
 
 
-def load_model(model: keras.Model, path: str, flag: str = "--model_dir") -> WeightFile:
+def load_model(
+    model: model_lib.Model, path: str, flag: str = "--model_dir"
+) -> weight_files.WeightFile:
     """Loads all parts of `model`, and returns the `WeightFile`. All parts must match (see `load_parts`)."""
     return load_parts(model, path, PARTS, flag).file
 
 
 def warm_start(
-    model: keras.Model,
+    model: model_lib.Model,
     path: str,
     required: Iterable[str] = ("encoder",),
     class_names: list[str] | None = None,
@@ -219,7 +207,7 @@ def warm_start(
     return loaded
 
 
-def weights_digest(model: keras.Model) -> str:
+def weights_digest(model: model_lib.Model) -> str:
     """Returns the `weight_files.digest` of a model's weights."""
     variables = variables_by_key(model=model)
     return weight_files.digest(lambda key: variables[key].numpy(), variables)
@@ -227,7 +215,7 @@ def weights_digest(model: keras.Model) -> str:
 
 def open_network(
     path: str, given: dict[str, int] | None = None, flag: str = "--checkpoint"
-) -> tuple[keras.Model, inspection.CheckpointInfo]:
+) -> tuple[model_lib.Model, inspection.CheckpointInfo]:
     """Builds the network whose weights are at `path` (see `weight_files.locate`), and loads them.
 
     The network computes in float32, and does not depend on the strategy, frozen blocks or precision
@@ -242,9 +230,7 @@ def open_network(
       UserError: the weights or the recorded settings are unusable.
     """
     info = inspection.inspect_checkpoint(path, given, flag)
-    model = model_lib.build_model(
-        info.config.replace(precision="float32"), info.class_names and len(info.class_names)
-    )
+    model = model_lib.build_model(info.config.replace(precision="float32"), info.file.num_classes)
     for note in load_model(model, path, flag).notes:
         console.log(note)
     return model, info

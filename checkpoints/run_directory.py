@@ -68,7 +68,7 @@ def contains(model_dir: str, path: str) -> bool:
     """Returns whether the weights at `path` belong to the run in `model_dir`: its checkpoints, best/ or SavedModels."""
     place = os.path.relpath(os.path.realpath(os.path.dirname(path)), os.path.realpath(model_dir))
     own = r"\.|(?!\.\.)([^/]+/)?(best|saved_model/\d+/variables)"  # With --eval_name, one level deeper.
-    return re.fullmatch(own, place) is not None
+    return bool(re.fullmatch(own, place))
 
 
 # ------------------------------------------------------------------------------------------------------- settings
@@ -142,14 +142,13 @@ def _read(directory: str, name: str) -> dict:
     return storage.read_own_json(os.path.join(directory, name)) or {}
 
 
-def read_flags(directory: str) -> dict | None:
-    """Returns the settings in flags.json, or None if there is no such file.
+def read_flags(directory: str) -> dict:
+    """Returns the settings in flags.json, or an empty dict if there is no such file.
 
     Raises:
       UserError: the file is corrupt.
     """
-    content = _read(directory, _FLAGS)
-    return select_settings(content, os.path.join(directory, _FLAGS)) if content else None
+    return select_settings(_read(directory, _FLAGS), os.path.join(directory, _FLAGS))
 
 
 def read_run(directory: str | None) -> Recorded:
@@ -162,7 +161,7 @@ def read_run(directory: str | None) -> Recorded:
         return Recorded()
     flags = _read(directory, _FLAGS)
     return Recorded(
-        settings=select_settings(flags, os.path.join(directory, _FLAGS)),
+        settings=read_flags(directory),
         last_step=flags.get(_LAST_STEP),
         initial_weights=flags.get(_INITIAL_WEIGHTS),
         data=_read(directory, _DATA),
@@ -176,14 +175,13 @@ def copy_start(model_dir: str, directory: str) -> None:
     for name in (_FLAGS, weight_files.CLASSES_FILE, _DATA):
         path = os.path.join(model_dir, name)
         if storage.is_file(path):
-            with tf.io.gfile.GFile(path, "rb") as file:
-                storage.write_bytes(os.path.join(directory, name), file.read())
+            storage.write_bytes(os.path.join(directory, name), tf.io.read_file(path).numpy())
 
 
 def setting_changes(config: Config, recorded: Recorded) -> dict[str, str]:
     """Returns a text for each setting that differs from the recorded one, keyed by name."""
     now = config.settings() if recorded.settings else {}
-    before = {**{name: getattr(Config, name) for name in now}, **recorded.settings}
+    before = {**Config().settings(), **recorded.settings}
     return {
         name: f"--{name}={before[name]} (now {now[name]})"
         for name in now
@@ -194,15 +192,16 @@ def setting_changes(config: Config, recorded: Recorded) -> dict[str, str]:
 # ----------------------------------------------------------------------------------------------------------- data
 
 
-def data_digest(description: dict) -> str:
-    """Returns 16 hexadecimal digits of the SHA-256 of a result of `Source.describe_data`."""
+def data_digest(description: dict) -> str | None:
+    """Returns 16 hexadecimal digits of the SHA-256 of a result of `Source.describe_data`, or None if it is empty."""
+    if not description:
+        return None
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def training_data(directory: str) -> str | None:
     """Returns the `data_digest` of the data that a run was trained on, or None if data.json is missing."""
-    description = _read(directory, _DATA)
-    return data_digest(description) if description else None
+    return data_digest(_read(directory, _DATA))
 
 
 def write_start(
@@ -221,18 +220,21 @@ def write_start(
 def data_changes(config: Config, source: Source, recorded: Recorded) -> list[str]:
     """Returns one line of text for each difference between the data and classes now and at the start of the run."""
     now, changes = json.loads(json.dumps(source.describe_data())), []
-    for name, value in recorded.data.items():
+    for name, before in recorded.data.items():
+        value = now.get(name)
+        if value == before or name == "classes":
+            continue
         if name == "splits":
             changes += [
-                f"{split} has {now['splits'].get(split, 0)} examples ({count} at the start)"
-                for split, count in value.items()
-                if now["splits"].get(split) != count
+                f"{split} has {value.get(split, 0)} examples ({count} at the start)"
+                for split, count in before.items()
+                if value.get(split) != count
             ]
-            changes += [f"split {split} is new" for split in now["splits"] if split not in value]
-        elif name == "files" and value != now.get(name):
+            changes += [f"split {split} is new" for split in value if split not in before]
+        elif name == "files":
             changes.append("the names or sizes of the files differ")
-        elif name not in ("classes", "files") and value != now.get(name):
-            changes.append(f"{name} {now.get(name)} ({value} at the start)")
+        else:
+            changes.append(f"{name} {value} ({before} at the start)")
     before = recorded.class_names
     if config.has_linear_head and before is not None and before != source.class_names:
         text = classes.differences(source.class_names, before, "the data set", "the run")

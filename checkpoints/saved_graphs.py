@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 
@@ -21,13 +20,13 @@ def head_input(directory: str) -> int | None:
     from tensorflow.core.protobuf import saved_model_pb2
 
     try:
-        with tf.io.gfile.GFile(os.path.join(directory, "saved_model.pb"), "rb") as file:
-            content = saved_model_pb2.SavedModel.FromString(file.read())
+        serialized = tf.io.read_file(os.path.join(directory, "saved_model.pb")).numpy()
+        content = saved_model_pb2.SavedModel.FromString(serialized)
     except (tf.errors.OpError, message.DecodeError):
         return None
-    parts = operator.attrgetter("node", "library")
-    for top_level, functions in (parts(meta_graph.graph_def) for meta_graph in content.meta_graphs):
-        for nodes in (top_level, *(function.node_def for function in functions.function)):
+    for meta_graph in content.meta_graphs:
+        graph = meta_graph.graph_def
+        for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
             inputs = {
                 node.name: [name.lstrip("^").partition(":")[0] for name in node.input]
                 for node in nodes
@@ -42,6 +41,6 @@ def head_input(directory: str) -> int | None:
                     if name not in ancestors:
                         ancestors.add(name)
                         queue += inputs.get(name, [])
-                matches = [match for name in ancestors if (match := _HEAD_LAYER.search(name))]
+                matches = filter(None, map(_HEAD_LAYER.search, ancestors))
                 return max((int(match[2]) + 1 for match in matches), default=0)
     return None

@@ -6,6 +6,7 @@ import math
 import textwrap
 
 from checkpoints import inspection, restoring, weight_files
+from config import as_flags
 from runtime import console
 
 _FLAGS_WIDTH = 80  # characters per line
@@ -18,14 +19,14 @@ def describe(path: str) -> str:
       UserError: the weights cannot be loaded.
     """
     file = weight_files.open_weights(path, "PATH")
-    config, classes = inspection.infer_config(file)
+    config, classes = inspection.infer_config(file), file.num_classes
     encoder = restoring.filter_by_prefix(restoring.PARTS["encoder"], file.shapes)
     weights = sum(map(math.prod, encoder.values())) / 1e6
     layers = {"nonlinear": f"{config.num_proj_layers} layers"}.get(
         config.proj_head_mode, config.proj_head_mode
     )
     network = inspection.network_flags(file, with_head_input=classes is not None)
-    flags = textwrap.wrap(restoring.format_flags(network), _FLAGS_WIDTH, break_on_hyphens=False)
+    flags = textwrap.wrap(" ".join(as_flags(network)), _FLAGS_WIDTH, break_on_hyphens=False)
     selector = network.get("ft_proj_selector")
     selector = selector and selector % (config.effective_num_proj_layers + 1)
     head_input = {None: "unknown", 0: "the encoder's output"}.get(

@@ -40,8 +40,7 @@ def find_tensors(shapes: Mapping[str, tuple], names: Mapping[str, str]) -> dict[
     """
     tensors = {match[1]: key for name, key in names.items() if (match := _NAME.search(name))}
     encoder = {name: shapes[key] for name, key in tensors.items() if name.startswith("base_model/")}
-    _, encoder_keys = architecture.match_encoder(encoder, encoder_names) or (None, {})
-    keys = {name: key for key, name in encoder_keys.items()}
+    _, keys = architecture.match_encoder(encoder, encoder_names) or (None, {})
     return {keys.get(name) or _head_key(name): key for name, key in tensors.items()}
 
 

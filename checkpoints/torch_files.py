@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
+import safetensors
 
 import resnet
 from checkpoints import architecture, torch_names
@@ -36,8 +37,6 @@ def read_contents(path: str, flag: str) -> Contents:
       UserError: the file cannot be read, or it does not contain a ResNet that this program
         supports.
     """
-    import safetensors  # Imported here because only PyTorch files require it.
-
     if "://" in path:
         raise UserError(
             f"{flag}={path}: {torch_names.SUFFIX} files must be on a local disk. Copy the file to a"
@@ -54,26 +53,19 @@ def read_contents(path: str, flag: str) -> Contents:
             f"{flag}={path}: the file cannot be read ({first_line(error)}). Copy it again, or use"
             " another file."
         ) from error
-    other = {name for name in shapes if name.endswith("num_batches_tracked")}
-    head = {
-        f"{architecture.LINEAR_HEAD}kernel": "fc.weight",
-        f"{architecture.LINEAR_HEAD}bias": "fc.bias",
-    }
-    has_head = (
-        len(shapes.get("fc.weight", ())) == 2 and shapes.get("fc.bias") == shapes["fc.weight"][:1]
-    )
-    names, num_identities = _encoder_names(
-        f"{flag}={path}", shapes.keys() - other - set(head.values()), shapes
-    )
-    if has_head:
-        names.update(head)
-    for name in set(names.values()) & set(shapes):
+    head = {"fc.weight": "kernel", "fc.bias": "bias"}
+    names = {name for name in shapes if not name.endswith("num_batches_tracked")}
+    tensors, has_identity = _encoder_tensors(f"{flag}={path}", names - head.keys(), shapes)
+    if len(shapes.get("fc.weight", ())) == 2 and shapes.get("fc.bias") == shapes["fc.weight"][:1]:
+        for name, variable in head.items():
+            tensors[name] = f"{architecture.LINEAR_HEAD}{variable}", shapes[name][::-1]
+    for name in tensors.keys() & names:
         if dtypes[name] not in _DTYPES:
             raise UserError(
                 f"{flag}={path}: {name} has type {dtypes[name]}. Convert the weights to float32."
             )
     notes = []
-    if num_identities:
+    if has_identity:
         notes.append(
             "PyTorch weights: the identity shortcut of layer1.0 becomes a convolution with batch"
             " norm that computes the identity; in training, its batch norm uses batch statistics"
@@ -84,55 +76,57 @@ def read_contents(path: str, flag: str) -> Contents:
             " and standard deviation, and max pooling pads inputs of even size only at the bottom"
             " and right (docs/pytorch.md)"
         )
-    channels = shapes["bn1.weight"][0]
     image_size, step = (
         int(metadata[name]) if name in metadata else None for name in ("image_size", "step")
     )
     return Contents(
-        names,
-        {
-            key: torch_names.shape_from_torch(
-                shapes[name] if name in shapes else _replaced_tensor(name, channels).shape
-            )
-            for key, name in names.items()
-        },
+        {key: name for name, (key, _) in tensors.items()},
+        dict(tensors.values()),
         image_size,
         step,
         notes,
     )
 
 
-def _encoder_names(
+def _encoder_tensors(
     location: str, names: set[str], shapes: dict[str, tuple[int, ...]]
-) -> tuple[dict[str, str], int]:
-    """Returns a dict mapping checkpoint keys to names, and the number of tensors that are not in the file.
-
-    `reader` computes these tensors.
+) -> tuple[dict[str, tuple[str, tuple[int, ...]]], bool]:
+    """Finds the encoder with the given tensors.
 
     Args:
       location: flag and path, for error messages.
       names: the names of the encoder's tensors.
       shapes: dict mapping names to shapes.
+
+    Returns:
+      A dict that maps names to pairs of a checkpoint key and the shape in a checkpoint, and whether
+      layer1.0 has an identity shortcut. In this case, the tensors of the shortcut are not in the
+      file, and `reader` computes them.
     """
     # Networks with selective kernels have ResNet-D's shortcuts.
     has_kernels = "layer1.0.downsample.2.weight" in names
     deep_stem = "conv1.0.weight" in names and has_kernels
     conv1 = f"conv1{'.0' * deep_stem}.weight"
-    width, _, kernel_size, _ = shapes[conv1] if len(shapes.get(conv1, ())) == 4 else (0,) * 4
-    width *= 1 + deep_stem
-    if not width:
+    if len(shapes.get(conv1, ())) != 4:
         raise UserError(
             f"{location}: the file does not contain a ResNet (no tensor conv1.weight with four"
             f" axes; first tensors: {', '.join(sorted(shapes)[:3])}). {_REMEDY}"
         )
-    blocks = [
-        {name.split(".")[1] for name in names if name.startswith(f"layer{group}.")}
+    width, _, kernel_size, _ = shapes[conv1]
+    width *= 1 + deep_stem
+    blocks = tuple(
+        len({name.split(".")[1] for name in names if name.startswith(f"layer{group}.")})
         for group in range(1, 5)
-    ]
-    structure = ("layer1.0.conv3.weight" in names, tuple(map(len, blocks)))
-    if structure not in resnet.DEPTHS.values() or width % 64 or kernel_size not in (3, 7):
+    )
+    structure = ("layer1.0.conv3.weight" in names, blocks)
+    if (
+        structure not in resnet.DEPTHS.values()
+        or not width
+        or width % 64
+        or kernel_size not in (3, 7)
+    ):
         raise UserError(
-            f"{location}: no ResNet of depth 10 to 200 has {'-'.join(map(str, structure[1]))} "
+            f"{location}: no ResNet of depth 10 to 200 has {'-'.join(map(str, blocks))} "
             f"{'bottleneck' if structure[0] else 'basic'} blocks and conv1.weight of shape "
             f"{list(shapes[conv1])}. {_REMEDY}"
         )
@@ -155,25 +149,25 @@ def _encoder_names(
     missing = expected.keys() - names
     # Stock ResNet-18 and ResNet-34 have an identity shortcut in layer1.0. This program has a
     # convolution there.
-    identities = {
-        name for name in missing if name.startswith(_IDENTITY_SHORTCUT) and not structure[0]
-    }
-    if len(identities) != 5:
-        identities = set()
+    shortcut = {name for name in expected if name.startswith(_IDENTITY_SHORTCUT)}
+    has_identity = not structure[0] and shortcut <= missing
+    if has_identity:
+        missing -= shortcut
     for problem, unusual in (
-        ("is missing", missing - identities),
+        ("is missing", missing),
         ("is not supported", names - expected.keys()),
     ):
         if unusual:
             raise UserError(f"{location}: {min(unusual)} {problem}. {_REMEDY}")
-    for name, (_, shape) in expected.items():
-        if name not in identities and torch_names.shape_from_torch(shapes[name]) != shape:
+    for name in sorted(names):
+        shape = torch_names.shape_to_torch(expected[name][1])
+        if shapes[name] != shape:
             raise UserError(
-                f"{location}: {name} has shape {list(shapes[name])} instead of "
-                f"{list(torch_names.shape_to_torch(shape))}. Grouped convolutions (ResNeXt) and "
-                f"torchvision's wide ResNets are not supported. {_REMEDY}"
+                f"{location}: {name} has shape {list(shapes[name])} instead of {list(shape)}."
+                " Grouped convolutions (ResNeXt) and torchvision's wide ResNets are not supported."
+                f" {_REMEDY}"
             )
-    return {key: name for name, (key, _) in expected.items()}, len(identities)
+    return expected, has_identity
 
 
 def _replaced_tensor(name: str, channels: int) -> np.ndarray:
@@ -181,16 +175,11 @@ def _replaced_tensor(name: str, channels: int) -> np.ndarray:
 
     The tensor is float32, in PyTorch's layout.
     """
-    layer, _, variable_name = name.removeprefix(_IDENTITY_SHORTCUT).partition(".")
-    if layer == "0":
+    variable = name.removeprefix(_IDENTITY_SHORTCUT)
+    if variable == "0.weight":
         return np.eye(channels, dtype=np.float32)[:, :, np.newaxis, np.newaxis]
-    value = {
-        "weight": 1,
-        "bias": 0,
-        "running_mean": 0,
-        "running_var": 1 - resnet.BATCH_NORM_EPSILON,
-    }[variable_name]
-    return np.full(channels, value, np.float32)
+    values = {"1.weight": 1, "1.running_var": 1 - resnet.BATCH_NORM_EPSILON}
+    return np.full(channels, values.get(variable, 0), np.float32)
 
 
 def reader(path: str) -> Callable[[str], np.ndarray]:
@@ -198,7 +187,6 @@ def reader(path: str) -> Callable[[str], np.ndarray]:
 
     The function raises `ValueError` if the file is corrupt.
     """
-    import safetensors
 
     def read(name):
         try:

@@ -60,19 +60,20 @@ def _layer_name(path: list[str], deep_stem: bool) -> str:
     return f"{prefix}{kind}{index + 1}"
 
 
-def head_names(keys: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Maps the checkpoint keys of the heads to names for PyTorch.
+def names_by_part(keys: Iterable[str], deep_stem: bool = False) -> dict[str, dict[str, str]]:
+    """Maps the checkpoint keys of a model to names for PyTorch.
 
     Args:
       keys: checkpoint keys of a model.
+      deep_stem: see `torch_name`.
 
     Returns:
-      A dict with the keys `projection_head` and `linear_head`. Each value is a dict that maps
-      checkpoint keys to names, and is empty if the model does not have that head. The names are
-      layer0.linear.weight, layer0.bn.weight, ... for the projection head, and weight and bias for
-      the linear head.
+      A dict with the keys `projection_head`, `linear_head` and `encoder`. Each value is a dict that
+      maps checkpoint keys to names, and is empty if the model does not have that head. The names
+      are layer0.linear.weight, layer0.bn.weight, ... for the projection head, and weight and bias
+      for the linear head.
     """
-    names = {"projection_head": {}, "linear_head": {}}
+    names = {"projection_head": {}, "linear_head": {}, "encoder": {}}
     for key in keys:
         *path, variable_name = key.split("/")
         if path[1] == "_projection_head":
@@ -82,6 +83,8 @@ def head_names(keys: Iterable[str]) -> dict[str, dict[str, str]]:
             )
         elif path[1] == "supervised_head":
             names["linear_head"][key] = _VARIABLE_NAMES[variable_name]
+        else:
+            names["encoder"][key] = torch_name(key, deep_stem)
     return names
 
 
@@ -105,8 +108,3 @@ def from_torch(array: np.ndarray) -> np.ndarray:
 def shape_to_torch(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape of an array after conversion with `to_torch`."""
     return (*shape[:-3:-1], *shape[:-2])
-
-
-def shape_from_torch(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of an array after conversion with `from_torch`."""
-    return (*shape[2:], *shape[1::-1])

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping
 
+import pandas as pd
 import tensorflow as tf
 
 import metrics
@@ -27,6 +28,10 @@ class TrainingLog:
     """Log of the scalars of a training run: on the terminal, in TensorBoard, history.csv and curves.png.
 
     Rows that an earlier process wrote to history.csv are kept up to the current step.
+
+    Attributes:
+      skipped_steps: number of steps with float16 gradient overflow since the last start or resume.
+      writer: writer of TensorBoard events.
     """
 
     def __init__(
@@ -55,7 +60,8 @@ class TrainingLog:
         self._head_name = config.head_name
         levels = metrics.chance_levels(config, config.train_batch_size)
         self._chance_levels = {f"train/{name}": value for name, value in levels.items()}
-        self._step, self._skipped_steps, self._results = step, 0.0, {}
+        self._step, self._results = step, {}
+        self.skipped_steps = 0
         self._means = metrics.MeanMetrics()
         self._progress = progress.Progress(
             step, num_steps, self._batch_size, is_chief and step < num_steps
@@ -72,11 +78,6 @@ class TrainingLog:
         """Mean rate, excluding compilation and saving."""
         return self._progress.images_per_second
 
-    @property
-    def skipped_steps(self) -> int:
-        """Number of steps with float16 gradient overflow since the last start or resume."""
-        return round(self._skipped_steps)
-
     def update(self, step: int, means: Mapping[str, float], seconds: float, timed: bool) -> None:
         """Adds the steps since the previous update, and shows the progress.
 
@@ -90,7 +91,7 @@ class TrainingLog:
         self._progress.update(
             step, seconds, metrics.short_labels({**means, **self._results}), timed
         )
-        self._skipped_steps += count * means.get("train/skipped_steps", 0.0)
+        self.skipped_steps += round(count * means.get("train/skipped_steps", 0.0))
         self._means.add({**means, "seconds_per_step": seconds / count} if timed else means, count)
 
     def write_row(self, is_saved: bool, is_last: bool) -> None:
@@ -145,14 +146,10 @@ class TrainingLog:
         """
         if not self._is_chief:
             return
-        names = list(dict.fromkeys(name for row in self._rows for name in row))
-        text = io.StringIO()
-        rows = csv.DictWriter(text, names, lineterminator="\n")
-        rows.writeheader()
-        rows.writerows(self._rows)
+        table = pd.DataFrame(self._rows).to_csv(index=False)
         draws = is_last or self._since_drawing() >= _SECONDS_BETWEEN_DRAWINGS
         try:
-            storage.write_bytes(os.path.join(self._directory, _HISTORY), text.getvalue().encode())
+            storage.write_bytes(os.path.join(self._directory, _HISTORY), table.encode())
             if draws:
                 curves = draw_curves(self._rows, self._chance_levels, self._head_name)
                 storage.write_bytes(os.path.join(self._directory, _CURVES), curves)
@@ -194,23 +191,23 @@ def draw_curves(
     # Imported here because the import takes half a second.
     from matplotlib import figure as mpl_figure
 
-    names, panels = {name for row in rows for name in row}, collections.defaultdict(list)
+    table, panels = pd.DataFrame(rows), collections.defaultdict(list)
     suffix, levels = metrics.CHANCE, dict(chance_levels)
     for row in rows:
         levels |= {key.removesuffix(suffix): row[key] for key in row if key.endswith(suffix)}
     for metric in metrics.METRICS:
-        if metric.panel and metric.key in names:
+        if metric.panel and metric.key in table:
             panels[metric.panel].append(metric)
     columns, lines_of_panels = max(min(len(panels), 3), 1), max(math.ceil(len(panels) / 3), 1)
     figure = mpl_figure.Figure(figsize=(4.5 * columns, 3.2 * lines_of_panels), layout="constrained")
-    for index, (title, lines) in enumerate(panels.items()):
-        axes = figure.add_subplot(lines_of_panels, columns, index + 1)
+    for index, (title, lines) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(lines_of_panels, columns, index)
         for metric in lines:
-            points = [(row["step"], row[metric.key]) for row in rows if metric.key in row]
+            points = table[["step", metric.key]].dropna().to_numpy()
             marker = "o" if metric.key.startswith("eval/") or len(points) == 1 else None
             label = "evaluation" if metric.label == title else metric.label
             label = label.replace("linear head", head_name)
-            (line,) = axes.plot(*zip(*points), label=label, marker=marker, markersize=4)
+            (line,) = axes.plot(*points.T, label=label, marker=marker, markersize=4)
             if metric.key in levels:
                 chance = dict(color=line.get_color(), label=f"chance level ({label})")
                 axes.axhline(levels[metric.key], linestyle="--", linewidth=1, **chance)

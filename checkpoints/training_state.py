@@ -73,15 +73,14 @@ class TrainingState:
             of the checkpoints can be restored, or the workers restored different checkpoints.
         """
         missing, restored, problems = checkpoint_files.missing_files(directory), -1, []
-        while restored < 0 and missing:
-            step = max(missing)
-            name, missing_file = f"ckpt-{step}", missing.pop(step)
-            problem = f"{name} is incomplete ({missing_file} is missing)"
+        for step in sorted(missing, reverse=True):
+            name = f"ckpt-{step}"
+            problem = f"{name} is incomplete ({missing[step]} is missing)"
             try:
-                if missing_file != f"{name}.index":
-                    self.resume(checkpoint_files.checkpoint_prefix(directory, step))
+                if missing[step] != f"{name}.index":
+                    self.resume(f"{directory}/{name}")
                     restored = step
-                    continue
+                    break
             except _OTHER_CAUSES:
                 raise
             except (weight_files.UnreadableWeights, *checkpoint_files.READ_ERRORS) as error:
@@ -118,11 +117,9 @@ class TrainingState:
             (`UnreadableWeights`, or one of `READ_ERRORS`) cannot be read.
         """
         flag, name = f"--model_dir={os.path.dirname(path)}", os.path.basename(path)
-        file, variables = (
-            weight_files.open_weights(path, flag),
-            restoring.variables_by_key(model=self.model),
-        )
-        mismatches = restoring.find_mismatches(restoring.shapes_of(variables), file.shapes)
+        file = weight_files.open_weights(path, flag)
+        variables = restoring.variables_by_key(model=self.model)
+        mismatches = restoring.find_mismatches(variables, file.shapes)
         restoring.raise_on_mismatches(flag, file, mismatches)
         mismatch = UserError(
             f"{flag}: {name} was written with a different optimizer or different frozen blocks."

@@ -32,7 +32,6 @@ from runtime.paths import check_path
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 SLOT = "/.OPTIMIZER_SLOT/"
-_SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _PUBLISHED = "gs://simclr-checkpoints-tf2"  # the authors' networks
 # Files in which runs (`run_directory`) and SavedModels record class names, among other things.
@@ -62,6 +61,16 @@ class WeightFile:
         """Returns whether this is a PyTorch file."""
         return self.format == torch_files.FORMAT
 
+    @property
+    def is_saved_model(self) -> bool:
+        """Returns whether the weights are in a SavedModel."""
+        return self.format.startswith("SavedModel")
+
+    @property
+    def num_classes(self) -> int | None:
+        """Returns the number of classes of the linear head, or None if there is no linear head."""
+        return self.shapes.get(f"{architecture.LINEAR_HEAD}kernel", (None,))[-1]
+
     def reader(self) -> Callable[[str], np.ndarray]:
         """Returns a function that maps a checkpoint key to its array. It may raise `UnreadableWeights`."""
         read_key = (
@@ -84,8 +93,7 @@ class WeightFile:
     @property
     def location(self) -> str:
         """Path that `open_weights` accepts: the directory of a SavedModel, and otherwise `path`."""
-        is_saved_model = self.format.startswith("SavedModel")
-        return os.path.dirname(os.path.dirname(self.path)) if is_saved_model else self.path
+        return os.path.dirname(os.path.dirname(self.path)) if self.is_saved_model else self.path
 
     def head_input(self) -> int | None:
         """Returns the number of projection head layers in front of the classifier, or None if it is unknown.
@@ -103,11 +111,10 @@ class WeightFile:
         trained = len(self.keys_with_slots.intersection(layers))
         if classifier in self.keys_with_slots and trained < len(layers):
             return trained
-        if self.format.startswith("SavedModel"):
-            found = saved_graphs.head_input(self.location)
-            if found is not None:
-                return found
-        return 1 if re.search(r"finetuned_(1|10)pct", self.path) else None
+        found = saved_graphs.head_input(self.location) if self.is_saved_model else None
+        if found is None and re.search(r"finetuned_(1|10)pct", self.path):
+            return 1
+        return found
 
     def digest(self) -> str:
         """Returns the `digest` of all weights in the file. May raise `UnreadableWeights`."""
@@ -166,10 +173,7 @@ def _locate(path: str, flag: str) -> tuple[str, bool]:
         names = [name.rstrip("/") for name in tf.io.gfile.listdir(path)]
         steps = sorted(filter(str.isdecimal, names), key=int, reverse=True)
         for step in ("", *steps):  # Runs write saved_model/<step>/.
-            if any(
-                tf.io.gfile.exists(tf.io.gfile.join(path, step, name))
-                for name in _SAVED_MODEL_FILES
-            ):
+            if tf.saved_model.contains_saved_model(tf.io.gfile.join(path, step)):
                 return tf.io.gfile.join(path, step, "variables", "variables"), True
         prefix = _newest(path)
         if prefix is None:
@@ -222,12 +226,12 @@ def _newest(directory: str) -> str | None:
 def _download(handle: str, flag: str) -> str:
     import tensorflow_hub as hub  # Imported here because only TF Hub handles require it.
 
-    if "TFHUB_CACHE_DIR" not in os.environ:
-        # TF Hub's default is in the temporary directory, where other users could prepare files.
-        os.environ["TFHUB_CACHE_DIR"] = os.path.expanduser("~/.cache/tfhub_modules")
+    # TF Hub's default is in the temporary directory, where other users could prepare files.
+    default = os.path.expanduser("~/.cache/tfhub_modules")
+    cache = os.environ.setdefault("TFHUB_CACHE_DIR", default)
     try:
-        if "://" not in os.environ["TFHUB_CACHE_DIR"]:
-            os.makedirs(os.environ["TFHUB_CACHE_DIR"], mode=0o700, exist_ok=True)
+        if "://" not in cache:
+            os.makedirs(cache, mode=0o700, exist_ok=True)
         return hub.resolve(handle)
     except Exception as error:  # Network, server and archive errors have the same remedy.
         raise UserError(
@@ -246,21 +250,20 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
     if prefix.endswith(torch_names.SUFFIX) and not saved_model:
         contents = torch_files.read_contents(prefix, flag)
         return WeightFile(prefix, torch_files.FORMAT, **vars(contents))
-    directory, base = os.path.split(prefix)
     try:
         size = 0
-        for name in tf.io.gfile.listdir(directory or "."):
-            if name.startswith((f"{base}.index", f"{base}.data-")):
-                if not storage.is_file(os.path.join(directory, name)):
-                    raise ValueError(f"{name} is not a regular file")
-                size += tf.io.gfile.stat(os.path.join(directory, name)).length
+        for name in tf.io.gfile.glob([f"{prefix}.index", f"{prefix}.data-*"]):
+            if not storage.is_file(name):
+                raise ValueError(f"{name} is not a regular file")
+            size += tf.io.gfile.stat(name).length
         reader = tf.train.load_checkpoint(prefix)
         shapes = {key: tuple(shape) for key, shape in reader.get_variable_to_shape_map().items()}
         dtypes = reader.get_variable_to_dtype_map()
         version, tensors = _find_tensors(reader, shapes)
         # Slots are named VARIABLE/.OPTIMIZER_SLOT/... in TF2, and VARIABLE/Momentum in TF1.
-        owners = {key.partition(SLOT)[0] for key in shapes if SLOT in key}
-        owners |= {key.rpartition("/")[0] for key in shapes}
+        owners = {
+            key.partition(SLOT)[0] if SLOT in key else key.rpartition("/")[0] for key in shapes
+        }
         claimed = sum(math.prod(shapes[key]) * dtypes[key].size for key in tensors.values())
         if claimed > size:
             raise ValueError(f"the index describes {claimed} bytes, but the files have {size}")
@@ -302,12 +305,11 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
 
 def _read_class_names(file: WeightFile) -> list[str] | None:
     """Returns the class names recorded in the run or SavedModel that contains a weight file, or None if unknown."""
-    if file.format.startswith("SavedModel"):
+    if file.is_saved_model:
         names = read_description(file.location).get("class_names")
     else:
         names, _ = read_classes(os.path.dirname(file.path))
-    columns = file.shapes.get(f"{architecture.LINEAR_HEAD}kernel", (None,))[-1]
-    return names if storage.is_list_of_strings(names) and len(names) == columns else None
+    return names if storage.is_list_of_strings(names) and len(names) == file.num_classes else None
 
 
 def read_description(saved_model: str) -> dict:
@@ -335,7 +337,7 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
     path = os.path.join(directory, CLASSES_FILE)
     content = storage.read_own_json(path, (dict, list, type(None)))
     if not isinstance(content, dict):
-        content = dict(names=content, multi_label=False)
+        content = dict(names=content)
     names = content.get("names")
     if storage.is_list_of_strings(names) and len(set(names)) < len(names):
         raise UserError(f"{path}: a class name occurs twice. Restore the file.")

@@ -9,11 +9,9 @@ PyTorch, a model card FILE.md, and the code that loads them (see `python -m expo
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from runtime import command_line, tensorflow_startup
-from runtime.paths import check_out
 
 _TORCH = """Writes the weights of a SimCLR network for PyTorch.
 
@@ -26,11 +24,13 @@ selective kernels or squeeze-and-excitation are not supported.
 """
 
 
-def _parser(torch: bool) -> argparse.ArgumentParser:
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command-line program. See `command_line.run_stoppable` for the handling of errors and signals."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    torch = arguments[:1] == ["torch"]
     parser = command_line.ArgumentParser(
         prog=f"python -m export{' torch' if torch else ''}",
         description=_TORCH if torch else __doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--checkpoint",
@@ -50,21 +50,11 @@ def _parser(torch: bool) -> argparse.ArgumentParser:
             "--archive", help="also write a TF Hub archive FILE.tar.gz and a model card FILE.md"
         )
     command_line.add_network_settings(parser)
-    return parser
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Runs the command-line program. See `command_line.run_stoppable` for the handling of errors and signals."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    torch = arguments[:1] == ["torch"]
-    parser = _parser(torch)
     arguments = parser.parse_args(arguments[1:] if torch else arguments)
 
     def work():
         given = command_line.network_settings(arguments)
         if torch:
-            # This check need not wait for TensorFlow to load.
-            check_out(arguments.out, [".safetensors"])
             tensorflow_startup.load("export.torch_weights").export_torch(
                 arguments.checkpoint, arguments.out, given
             )

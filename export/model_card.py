@@ -28,8 +28,7 @@ def escape_markdown(text: object) -> str:
 
 def class_list(names: list[str]) -> str:
     """Returns the number of classes and the names of the first ten, in Markdown."""
-    more = ["..."] if len(names) > 10 else []
-    return f"{len(names)} ({', '.join([*map(escape_markdown, names[:10]), *more])})"
+    return f"{len(names)} ({escape_markdown(console.join_first(names))})"
 
 
 def front_matter(library: str) -> str:

@@ -27,6 +27,8 @@ FILES = (
     "variables/variables.data-00000-of-00001",
     weight_files.DESCRIPTION_FILE,
 )
+# tf.Module does not allow setting trainable_variables.
+_Trackable = tf.__internal__.tracking.AutoTrackable
 
 
 def _variable_tree(model: model_lib.Model) -> tf.__internal__.tracking.AutoTrackable:
@@ -34,13 +36,13 @@ def _variable_tree(model: model_lib.Model) -> tf.__internal__.tracking.AutoTrack
 
     Saving the Keras model instead would trace and save every layer's call function.
     """
-    root = tf.__internal__.tracking.AutoTrackable()
+    root = _Trackable()
     for key, variable in restoring.variables_by_key(model=model).items():
         *parents, leaf = key.split("/")[1:]
         node = root
         for name in parents:
             if not hasattr(node, name):
-                setattr(node, name, tf.__internal__.tracking.AutoTrackable())
+                setattr(node, name, _Trackable())
             node = getattr(node, name)
         setattr(node, leaf, variable)
     return root
@@ -60,8 +62,7 @@ def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str,
       `trainable` or `training` is True, batch norm uses batch statistics and updates the moving
       averages.
     """
-    # AutoTrackable is used because tf.Module does not allow setting trainable_variables.
-    module = tf.__internal__.tracking.AutoTrackable()
+    module = _Trackable()
     images = tf.TensorSpec([None, None, None, 3], tf.float32, name="inputs")
 
     @tf.function(autograph=False)
@@ -77,19 +78,14 @@ def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str,
         for trainable in (False, True):
             call.get_concrete_function(images, training=training, trainable=trainable)
 
-    @tf.function(autograph=False, input_signature=[images])
-    def serving_default(inputs):
-        return forward(inputs, False)
-
     @tf.function(
         autograph=False,
         input_signature=[tf.TensorSpec([None, None, None, 3], tf.uint8, name="inputs")],
     )
     def serving_uint8(inputs):
-        size = config.image_size
         cropped = data_util.preprocess_for_eval(
             tf.image.convert_image_dtype(inputs, tf.float32),
-            size,
+            config.image_size,
             config.center_crop_eval,
             config.eval_resize,
         )
@@ -105,6 +101,7 @@ def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str,
     module.trainable_variables = model.trainable_variables
     module.trainable_variables_list = model.trainable_variables  # the original's name
     module.regularization_losses = [regularization_loss] if config.weight_decay else []
+    serving_default = forward.get_concrete_function(images, False)
     return module, {"serving_default": serving_default, "serving_uint8": serving_uint8}
 
 
@@ -114,9 +111,8 @@ def export(
     given: dict[str, int] | None = None,
     results: dict[str, float] | None = None,
     check: Callable[[], object] = lambda: None,
-    unless_equal: bool = False,
 ) -> None:
-    """Exports a checkpoint's network as a SavedModel to `export_dir`.
+    """Exports a checkpoint's network as a SavedModel to `export_dir`, unless it already contains the same one.
 
     On a local disk, the SavedModel is written to a temporary directory. If `export_dir` does not
     exist, that directory is renamed, so that readers never see an incomplete SavedModel. Otherwise,
@@ -129,7 +125,6 @@ def export(
       results: evaluation results to record in the description. If None, the recorded results are
         used.
       check: called before `export_dir` is changed; may raise `UserError`.
-      unless_equal: whether to keep a SavedModel that contains the same weights and description.
     """
     model, info = restoring.open_network(checkpoint_path, given)
     config = info.config
@@ -149,11 +144,8 @@ def export(
         digest=info.file.digest(),
     )
     recorded = storage.read_json(os.path.join(export_dir, weight_files.DESCRIPTION_FILE))
-    if (
-        unless_equal
-        and recorded == description
-        and tf.io.gfile.exists(os.path.join(export_dir, FILES[0]))
-    ):
+    # The description contains the digest of the weights.
+    if recorded == description and tf.saved_model.contains_saved_model(export_dir):
         return
     console.log("exporting the SavedModel")
     module, signatures = build_module(model, config)
@@ -254,12 +246,13 @@ def export_to_model_dir(
             lock.check()
 
         given = {name: getattr(config, name) for name in ("image_size", "ft_proj_selector")}
-        export(checkpoint_path, path, given, results, check_locks, unless_equal=True)
+        export(checkpoint_path, path, given, results, check_locks)
         # Other runs may use the target of a link.
-        num_old = 0 if not keep or os.path.islink(root) else max(len(others) + 1 - keep, 0)
-        for other in others[:num_old]:
-            remove(os.path.join(root, str(other)))
-            with contextlib.suppress(OSError):
-                os.rmdir(os.path.join(root, str(other)))
+        if keep and not os.path.islink(root):
+            for other in others[: max(len(others) + 1 - keep, 0)]:
+                old = os.path.join(root, str(other))
+                remove(old)
+                with contextlib.suppress(OSError):
+                    os.rmdir(old)
         storage.remove_scratch(root)
     return path

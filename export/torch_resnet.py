@@ -33,13 +33,14 @@ class SelectiveKernel(nn.Module):
         reduced = max(int(width * ratio), 32)
         self.conv = convolution(width, 2 * width, 3, stride)
         self.bn = nn.BatchNorm2d(2 * width)
-        layers = OrderedDict(
-            fc_reduce=convolution(width, reduced, 1),
-            bn=nn.BatchNorm2d(reduced),
-            relu=nn.ReLU(),
-            fc_select=convolution(reduced, 2 * width, 1),
+        self.attn = nn.Sequential(
+            OrderedDict(
+                fc_reduce=convolution(width, reduced, 1),
+                bn=nn.BatchNorm2d(reduced),
+                relu=nn.ReLU(),
+                fc_select=convolution(reduced, 2 * width, 1),
+            )
         )
-        self.attn = nn.Sequential(layers)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps [n, c, h, w] to [n, c, h / stride, w / stride]."""
@@ -106,9 +107,8 @@ class Block(nn.Module):
             self.add_module(f"bn{index}", nn.BatchNorm2d(shape[1]))
         if bottleneck and sk_ratio:
             self.conv2, self.bn2 = SelectiveKernel(width, stride, sk_ratio), nn.Identity()
-        self.se = nn.Identity()
-        if se_ratio:
-            self.se = SqueezeExcitation(outputs, max(int(width * se_ratio), 1))
+        reduced = max(int(width * se_ratio), 1)
+        self.se = SqueezeExcitation(outputs, reduced) if se_ratio else nn.Identity()
         self.downsample = nn.Identity()
         if project:
             pooling = [PaddedAveragePooling(stride)] if sk_ratio else []
@@ -119,7 +119,8 @@ class Block(nn.Module):
         """Maps [n, c, h, w] to [n, c', h / stride, w / stride]."""
         outputs = inputs
         for index in range(1, self.depth + 1):
-            outputs = outputs if index == 1 else torch.relu(outputs)
+            if index > 1:
+                outputs = torch.relu(outputs)
             outputs = getattr(self, f"bn{index}")(getattr(self, f"conv{index}")(outputs))
         return torch.relu(self.se(outputs) + self.downsample(inputs))
 
@@ -141,28 +142,32 @@ class ResNet(nn.Module):
         self.has_pooling = not cifar_stem
         self.conv1 = convolution(3, width, 3) if cifar_stem else convolution(3, width, 7, 2)
         if sk_ratio and not cifar_stem:
-            layers: list[nn.Module] = []
-            for inputs, stride in ((3, 2), (width // 2, 1)):
-                layers.append(convolution(inputs, width // 2, 3, stride))
-                layers += [nn.BatchNorm2d(width // 2), nn.ReLU()]
-            self.conv1 = nn.Sequential(*layers, convolution(width // 2, width, 3))
+            half = width // 2
+            self.conv1 = nn.Sequential(
+                convolution(3, half, 3, 2),
+                nn.BatchNorm2d(half),
+                nn.ReLU(),
+                convolution(half, half, 3),
+                nn.BatchNorm2d(half),
+                nn.ReLU(),
+                convolution(half, width, 3),
+            )
         self.bn1 = nn.BatchNorm2d(width)
         self.num_features = width
         for group, count in enumerate(blocks):
-            layers = nn.Sequential()
+            layers, channels = nn.Sequential(), width * 2**group
             for index in range(count):
                 stride = 2 if group and not index else 1
-                shape = self.num_features, width * 2**group, stride, bottleneck, index == 0
+                shape = self.num_features, channels, stride, bottleneck, index == 0
                 layers.append(Block(*shape, sk_ratio, se_ratio))
-                self.num_features = width * 2**group * (4 if bottleneck else 1)
+                self.num_features = channels * (4 if bottleneck else 1)
             self.add_module(f"layer{group + 1}", layers)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Maps images [n, 3, height, width] to representations [n, num_features]."""
         outputs = torch.relu(self.bn1(self.conv1(images)))
         if self.has_pooling:  # As in TensorFlow, even sizes are padded only at the end.
-            height, width = outputs.shape[2:]
-            padding = height % 2, width % 2
+            padding = [size % 2 for size in outputs.shape[2:]]
             outputs = functional.max_pool2d(outputs, 3, 2, padding, ceil_mode=True)
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             outputs = layer(outputs)
@@ -174,11 +179,10 @@ def projection_head(widths: Sequence[int]) -> nn.Sequential:
     """Returns the projection head g for the sizes of its input and of the outputs of its layers."""
     head = nn.Sequential()
     for index, (inputs, outputs) in enumerate(zip(widths, widths[1:])):
-        is_last = index == len(widths) - 2
         layer = OrderedDict(
             linear=nn.Linear(inputs, outputs, bias=False),
             bn=nn.BatchNorm1d(outputs),
-            relu=nn.Identity() if is_last else nn.ReLU(),
+            relu=nn.ReLU() if index < len(widths) - 2 else nn.Identity(),
         )
         head.add_module(f"layer{index}", nn.Sequential(layer))
     return head
@@ -220,24 +224,22 @@ def load(path: str) -> Network:
         with safe_open(name, "pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
 
-    encoder, metadata = read("")
+    tensors, metadata = read("")
     blocks = [
         sum(
-            name.startswith(f"layer{group}.") and name.endswith(".conv1.weight") for name in encoder
+            name.startswith(f"layer{group}.") and name.endswith(".conv1.weight") for name in tensors
         )
         for group in range(1, 5)
     ]
-    bottleneck, width = "layer1.0.conv3.weight" in encoder, len(encoder["bn1.weight"])
+    bottleneck, width = "layer1.0.conv3.weight" in tensors, len(tensors["bn1.weight"])
     ratios = [float(metadata.get(name, 0)) for name in ("sk_ratio", "se_ratio")]
-    resnet = ResNet(bottleneck, blocks, width, metadata["stem"] == "cifar", *ratios)
-    network = Network(resnet)
-    network.encoder.load_state_dict(encoder)
+    encoder = ResNet(bottleneck, blocks, width, metadata["stem"] == "cifar", *ratios)
+    encoder.load_state_dict(tensors)
+    network = Network(encoder)
     tensors, _ = read(".projection_head")
     if tensors:
         layers = [tensors[f"layer{index}.linear.weight"] for index in range(len(tensors) // 6)]
-        network.projection_head = projection_head(
-            [network.encoder.num_features, *(len(weight) for weight in layers)]
-        )
+        network.projection_head = projection_head([encoder.num_features, *map(len, layers)])
         network.projection_head.load_state_dict(tensors)
     tensors, metadata = read(".linear_head")
     if tensors:

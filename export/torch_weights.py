@@ -40,13 +40,10 @@ def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None)
     code, card = os.path.join(os.path.dirname(stem), _CODE.name), f"{stem}.md"
     files = {part: f"{stem}.{part}{suffix}" for part in ("projection_head", "linear_head")}
     files["encoder"] = f"{stem}{suffix}"
-    for path in (code, card, *files.values()):
-        if (
-            path != code
-            or os.path.exists(code)
-            and pathlib.Path(code).read_bytes() != _CODE.read_bytes()
-        ):
-            storage.check_new("--out", path)
+    if os.path.exists(code) and pathlib.Path(code).read_bytes() != _CODE.read_bytes():
+        storage.check_new("--out", code)
+    for path in (card, *files.values()):
+        storage.check_new("--out", path)
     signals.safe_point(storage.NOTHING_WRITTEN)
     model, info = restoring.open_network(checkpoint, given)
     config, class_names = info.config, info.file.class_names
@@ -58,32 +55,27 @@ def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None)
         "sk_ratio": config.sk_ratio,
         "se_ratio": config.se_ratio,
         "image_size": config.image_size,
-        **({} if info.step is None else {"step": info.step}),
+        "step": info.step,
     }
     head_metadata = {
         "num_projection_layers": config.ft_proj_selector % (config.effective_num_proj_layers + 1),
-        **({"class_names": json.dumps(class_names)} if class_names else {}),
+        "class_names": class_names and json.dumps(class_names),
     }
     variables = restoring.variables_by_key(model=model)
-    encoder = restoring.filter_by_prefix(restoring.PARTS["encoder"], variables)
     deep_stem = config.sk_ratio > 0 and not config.cifar_stem
-    names = {
-        **torch_names.head_names(variables),
-        "encoder": {key: torch_names.torch_name(key, deep_stem) for key in encoder},
-    }
     contents = {
         code: _CODE.read_bytes(),
         card: torch_card.torch_card(config, info.step, class_names, os.path.basename(out)).encode(),
     }
-    for part, names_of_part in names.items():
+    for part, names in torch_names.names_by_part(variables, deep_stem).items():
         tensors = {
-            name: torch_names.to_torch(variables[key].numpy())
-            for key, name in names_of_part.items()
+            name: torch_names.to_torch(variables[key].numpy()) for key, name in names.items()
         }
         if tensors:
             texts = {**metadata, **(head_metadata if part == "linear_head" else {})}
             contents[files[part]] = safetensors_numpy.save(
-                _add_missing(tensors), {name: str(value) for name, value in texts.items()}
+                _add_missing(tensors),
+                {name: str(value) for name, value in texts.items() if value is not None},
             )
     signals.safe_point(storage.NOTHING_WRITTEN)
     with storage.replacing(*contents) as temporary_paths:

@@ -11,7 +11,7 @@ import numpy as np
 from inference import similarity
 
 _MINI_BATCH_IMAGES = 10_000  # If there are more vectors, k-means uses mini-batches.
-_MAX_DEFAULT_CLUSTERS = 20
+_DEFAULT_CLUSTERS = 2, 20  # limits of the default number of clusters
 _MIN_MAP_IMAGES = 10  # If there are fewer vectors, the map shows principal components.
 _MAP_COMPONENTS = 50  # number of principal components that t-SNE receives
 
@@ -57,27 +57,22 @@ class Clusters:
     typical: list[np.ndarray]
 
 
-def default_num_clusters(count: int) -> int:
-    """Returns the default number of clusters for `count` vectors.
-
-    This is the square root of `count` / 2, rounded and limited to the range from 2 to 20, but at
-    most `count`.
-    """
-    return min(max(2, min(round((count / 2) ** 0.5), _MAX_DEFAULT_CLUSTERS)), count)
-
-
-def find_clusters(vectors: np.ndarray, num_clusters: int, seed: int, num_typical: int) -> Clusters:
+def find_clusters(
+    vectors: np.ndarray, num_clusters: int | None, seed: int, num_typical: int
+) -> Clusters:
     """Clusters vectors with k-means, or with mini-batch k-means if there are more than 10,000 vectors.
 
     Args:
       vectors: result of `similarity.normalize`, float32 [n, d].
-      num_clusters: maximum number of clusters, at most n. Fewer distinct vectors result in fewer
-        clusters.
+      num_clusters: maximum number of clusters. None: the square root of n / 2, rounded and limited
+        to the range from 2 to 20. Fewer distinct vectors result in fewer clusters.
       seed: seed for the initial centers.
       num_typical: maximum number of typical vectors per cluster.
     """
     from sklearn import cluster
 
+    default = int(np.clip(round((len(vectors) / 2) ** 0.5), *_DEFAULT_CLUSTERS))
+    num_clusters = min(num_clusters or default, len(vectors))
     is_large = len(vectors) > _MINI_BATCH_IMAGES
     k_means = cluster.MiniBatchKMeans if is_large else cluster.KMeans
     estimator = k_means(num_clusters, random_state=seed, n_init=3)
@@ -86,17 +81,12 @@ def find_clusters(vectors: np.ndarray, num_clusters: int, seed: int, num_typical
         warnings.simplefilter("ignore")
         found = estimator.fit_predict(vectors)
     sizes = np.bincount(found, minlength=num_clusters)
-    order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
+    order = np.argsort(-sizes, kind="stable")
+    nonempty = order[: np.count_nonzero(sizes)]
     centers = similarity.normalize(estimator.cluster_centers_)
-    rank = np.zeros(num_clusters, np.int64)
-    rank[order] = np.arange(len(order))
-    typical = []
-    for number in order:
-        members = np.flatnonzero(found == number)
-        typical.append(
-            members[np.argsort(-(vectors[members] @ centers[number]), kind="stable")[:num_typical]]
-        )
-    return Clusters(rank[found], sizes[order], typical)
+    ranked = np.argsort(-np.einsum("nd,nd->n", vectors, centers[found]), kind="stable")
+    typical = [ranked[found[ranked] == number][:num_typical] for number in nonempty]
+    return Clusters(np.argsort(order)[found], sizes[nonempty], typical)
 
 
 # ------------------------------------------------------------------------------------------------------------- map
@@ -132,7 +122,7 @@ def map_points(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
         # The orientation is arbitrary, and screens are usually wider than they are high.
         points = points[:, ::-1]
     points = points - points.min(0)
-    return points / max(points.max(initial=0), 1e-12), method
+    return points / max(points.max(), 1e-12), method
 
 
 # --------------------------------------------------------------------------------------------------------- classes
@@ -154,35 +144,8 @@ def predict_from_neighbors(indices: np.ndarray, labels: np.ndarray) -> np.ndarra
     return stats.mode(labels[indices], axis=1).mode
 
 
-@dataclasses.dataclass(frozen=True)
-class Confusion:
-    """Images of one class that were classified as another.
-
-    Attributes:
-      label: the true class.
-      predicted: the predicted class.
-      share: fraction of the images of the true class that were classified as `predicted`.
-      images: the indices of these images, int [m].
-    """
-
-    label: int
-    predicted: int
-    share: float
-    images: np.ndarray
-
-
-def confusions(labels: np.ndarray, predictions: np.ndarray, limit: int) -> list[Confusion]:
-    """Returns the `limit` most frequent confusions (or all, if there are fewer), in order of decreasing frequency."""
-    wrong = np.flatnonzero(labels != predictions)
-    pairs, pair_of, counts = np.unique(
-        np.stack([labels, predictions], 1)[wrong], axis=0, return_inverse=True, return_counts=True
-    )
-    return [
-        Confusion(
-            int(pairs[number, 0]),
-            int(pairs[number, 1]),
-            float(counts[number] / np.count_nonzero(labels == pairs[number, 0])),
-            wrong[pair_of.ravel() == number],
-        )
-        for number in np.argsort(-counts, kind="stable")[:limit]
-    ]
+def confusions(labels: np.ndarray, predictions: np.ndarray) -> list[list[int]]:
+    """Returns (label, prediction, number of images) for all confused classes, most frequent first."""
+    wrong = np.stack([labels, predictions], 1)[labels != predictions]
+    pairs, counts = np.unique(wrong, axis=0, return_counts=True)
+    return np.column_stack([pairs, counts])[np.argsort(-counts, kind="stable")].tolist()

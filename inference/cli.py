@@ -31,24 +31,18 @@ def _embed(arguments: argparse.Namespace) -> None:
 
 def _predict(arguments: argparse.Namespace) -> None:
     prediction = tensorflow_startup.load("inference.prediction")
+    given = command_line.network_settings(arguments)
     if arguments.out:
         written, unreadable = prediction.write_predictions(
-            arguments.model,
-            arguments.inputs,
-            arguments.out,
-            command_line.network_settings(arguments),
+            arguments.model, arguments.inputs, arguments.out, given
         )
         _log_unreadable(unreadable)
         console.log(f"wrote {written} prediction{'s' * (written != 1)} to {arguments.out}")
         return
-    predictions, unreadable = prediction.predict(
-        arguments.model, arguments.inputs, command_line.network_settings(arguments)
-    )
+    predictions, unreadable = prediction.predict(arguments.model, arguments.inputs, given)
     for path, classes in predictions.items():
-        text = ", ".join(
-            f"{console.printable_name(name)} {probability:.3f}" for name, probability in classes
-        )
-        console.log(f"{console.printable_name(path)}: {text}")
+        text = ", ".join(f"{name} {probability:.3f}" for name, probability in classes)
+        console.log(console.printable_name(f"{path}: {text}"))
     _log_unreadable(unreadable)
 
 
@@ -70,17 +64,13 @@ def _gallery(arguments: argparse.Namespace) -> None:
 
 def _log_unreadable(unreadable: Mapping[str, str]) -> None:
     for path, reason in list(unreadable.items())[:_MAX_LISTED]:
-        console.log(f"skipped {console.printable_name(path)}: {console.printable_name(reason)}")
+        console.log(console.printable_name(f"skipped {path}: {reason}"))
     if len(unreadable) > _MAX_LISTED:
         console.log(f"skipped {len(unreadable) - _MAX_LISTED} more files")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.ArgumentParser(
-        prog="python -m inference",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.ArgumentParser(prog="python -m inference", description=__doc__)
     commands = parser.add_subparsers(required=True)
     embed = commands.add_parser("embed", help="write one vector for each image")
     embed.set_defaults(run=_embed)
@@ -168,10 +158,10 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = parser.parse_args(arguments)
 
     def work():  # The first checks need not wait for TensorFlow to load.
-        for path in arguments.inputs:
-            check_input(path)
+        arguments.inputs = [check_input(path) for path in arguments.inputs]
         if arguments.out:
-            check_out(arguments.out, PAGES if arguments.run is _gallery else TABLES)
+            suffixes = PAGES if arguments.run is _gallery else TABLES
+            arguments.out = check_out(arguments.out, suffixes)
         arguments.run(arguments)
 
     command_line.run_stoppable(parser.prog, work)

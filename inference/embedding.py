@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from inference import endpoints, writers
-from runtime.paths import TABLES, check_out
 
 
 def embed(
@@ -18,8 +17,8 @@ def embed(
     Args:
       path: see `endpoints.load_endpoint`.
       inputs: image files, and folders to search recursively (see `endpoints.find_images`).
-      out: path of the output file: .npz (arrays `files` and `vectors`), .csv, or .parquet (columns
-        `file` and `vectors`).
+      out: result of `paths.check_out`: .npz (arrays `files` and `vectors`), .csv, or .parquet
+        (columns `file` and `vectors`).
       output: name of the endpoint.
       given: see `inspection.inspect_checkpoint`.
 
@@ -30,7 +29,7 @@ def embed(
       UserError: an argument is invalid, or no image can be read.
       errors.Stopped: a signal arrived; nothing is written.
     """
-    out, names, unreadable = check_out(out, TABLES), endpoints.find_images(inputs), {}
+    names, unreadable = endpoints.find_images(inputs), {}
     with writers.open_writer(out, "vectors") as add:
         for images, vectors, _ in endpoints.compute_endpoint(
             path, output, given, list(names), unreadable

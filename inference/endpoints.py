@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -14,23 +15,23 @@ from checkpoints import inspection, restoring
 from config import Config
 from runtime import console, progress, signals, storage
 from runtime.errors import UserError
-from runtime.paths import check_input, check_weights_path
+from runtime.paths import check_weights_path
 from sources import folders, image_files
+from sources.files import FileSource
 
 
 def find_images(inputs: list[str]) -> dict[str, str]:
     """Returns a dict mapping the paths of image files to names for the output.
 
     Args:
-      inputs: image files, and folders to search recursively. If the only input is a folder, names
-        are relative to this folder.
+      inputs: image files, and folders to search recursively (results of `paths.check_input`). If
+        the only input is a folder, names are relative to this folder.
 
     Raises:
-      UserError: an input does not exist, or there are no images.
+      UserError: there are no images in an input.
     """
     paths = []
     for path in inputs:
-        path = check_input(path)
         images = image_files.find_images(path) if os.path.isdir(path) else [path]
         if not images:
             raise UserError(f"INPUT={path}: no images found. Check the path.")
@@ -39,31 +40,31 @@ def find_images(inputs: list[str]) -> dict[str, str]:
     return {image: os.path.relpath(image, path) if is_one_folder else image for image in paths}
 
 
-def find_classes(inputs: list[str], names: dict[str, str]) -> dict[str, str]:
-    """Returns a dict mapping image paths to class names. The dict is empty if the images have no classes.
-
-    Images have classes only if the only input is a folder in which `folders.folder_source` finds at
-    least two classes.
-
-    Args:
-      inputs: see `find_images`.
-      names: result of `find_images`.
-    """
-    if len(inputs) > 1 or not os.path.isdir(path := os.path.expanduser(inputs[0])):
+def find_classes(inputs: list[str]) -> dict[str, str]:
+    """Returns the result of `class_of_names` if the only input (see `find_images`) is a folder with classes, or {}."""
+    path = inputs[0]
+    if len(inputs) > 1 or not os.path.isdir(path):
         return {}
     try:
         source = folders.folder_source(path)
     except UserError as error:
         console.log(f"no classes are used: {str(error).removeprefix(f'--dataset=folder:{path}: ')}")
         return {}
-    if (source.num_classes or 1) < 2:
+    return class_of_names(source)
+
+
+def class_of_names(source: FileSource, split: str = "all") -> dict[str, str]:
+    """Returns a dict mapping the relative paths of labeled images to class names.
+
+    The dict is empty if there are fewer than two classes, or multiple labels per image.
+    """
+    if source.multi_label or (source.num_classes or 1) < 2:
         return {}
-    paths, labels = source.labeled_paths()
-    classes = {
-        os.path.relpath(image, source.root): source.class_names[label]
-        for image, label in zip(paths, labels)
+    return {
+        os.path.relpath(path, source.root): source.class_names[label]
+        for path, label in zip(*source.labeled_paths(split))
+        if label >= 0
     }
-    return {image: classes[name] for image, name in names.items() if name in classes}
 
 
 def load_endpoint(
@@ -159,15 +160,10 @@ def compute_endpoint(
         futures.ThreadPoolExecutor() as pool,
         progress.terminal_bar(None, len(images), "images") as bar,
     ):
-
-        def submit(batch):
-            return [pool.submit(load, image) for image in batch]
-
-        tasks = submit(batches[0])
-        for batch, next_batch in zip(batches, [*batches[1:], []]):
-            results = [task.result() for task in tasks]
-            tasks = submit(next_batch)
-            loaded = {}
+        next_results = pool.map(load, batches[0])
+        for batch, next_batch in itertools.pairwise([*batches, []]):
+            results, loaded = list(next_results), {}
+            next_results = pool.map(load, next_batch)
             for image, result in zip(batch, results):
                 if isinstance(result, tf.errors.OpError):
                     unreadable[image] = "truncated or corrupt"

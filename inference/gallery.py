@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import csv
 import dataclasses
@@ -20,10 +21,12 @@ from PIL import Image
 import metrics
 from config import DEFAULT_CONVERSION, Conversion
 from inference import analysis, endpoints, similarity, thumbnails, writers
+from probing import features
 from probing.nearest_neighbors import KNN_NEIGHBORS
 from runtime import console, progress, signals, storage
 from runtime.errors import UserError, first_line
-from runtime.paths import PAGES, TABLES, check_out, check_path
+from runtime.paths import TABLES, check_out, check_path
+from sources import image_files
 from sources.files import FileSource
 
 _NUM_QUERIES = 12
@@ -70,6 +73,10 @@ class Images:
     conversion: Conversion = DEFAULT_CONVERSION
 
 
+# Readable paths, their vectors [n, d], unreadable paths with reasons, and the network's conversion.
+_Encoded = tuple[list[str], np.ndarray, dict[str, str], Conversion]
+
+
 # ---------------------------------------------------------------------------------------------------------- images
 
 
@@ -77,20 +84,20 @@ def write_gallery(
     model: str,
     inputs: list[str],
     out: str,
-    output: str = "final_avg_pool",
-    given: dict[str, int] | None = None,
-    vectors_file: str | None = None,
-    queries: Collection[str] = (),
-    threshold: float = similarity.DEFAULT_THRESHOLD,
-    num_clusters: int | None = None,
-    seed: int = 0,
+    output: str,
+    given: dict[str, int],
+    vectors_file: str | None,
+    queries: Collection[str],
+    threshold: float,
+    num_clusters: int | None,
+    seed: int,
 ) -> dict[str, str]:
     """Writes a gallery of images, and a CSV file of similar pairs next to it (see `write_page`).
 
     Args:
       model: see `endpoints.load_endpoint`.
       inputs: image files, and folders to search recursively (see `endpoints.find_images`).
-      out: path of the page, which ends in .html.
+      out: result of `paths.check_out`.
       output: name of the endpoint.
       given: see `inspection.inspect_checkpoint`.
       vectors_file: a .npz file from `embedding.embed` with the vectors of the images, or None to
@@ -106,30 +113,21 @@ def write_gallery(
       UserError: an argument is invalid, or no image can be read.
       errors.Stopped: a signal arrived; nothing is written.
     """
-    out = check_out(out, PAGES)
     check_out(pairs_path(out), TABLES)
     names = endpoints.find_images(inputs)
-    if num_clusters is not None and num_clusters > len(names):
+    if num_clusters and num_clusters > len(names):
         raise UserError(
             f"--clusters={num_clusters}: there are only {len(names)} images. Use at most"
             f" {len(names)}."
         )
     queries = _find_queries(queries, names)
-    if vectors_file is None:
-        paths, vectors, unreadable, conversion = _compute_vectors(model, list(names), output, given)
-    else:
-        conversion = DEFAULT_CONVERSION
-        paths, vectors = _read_vectors(vectors_file, names)
-        unreadable = dict.fromkeys(sorted(names.keys() - set(paths)), f"not in {vectors_file}")
-    classes = endpoints.find_classes(inputs, names)
-    images = Images(
-        paths,
-        [names[path] for path in paths],
-        vectors,
-        [classes[path] for path in paths] if classes.keys() >= set(paths) else None,
-        {names[path]: reason for path, reason in unreadable.items()},
-        conversion=conversion,
+    encoded = (
+        _read_vectors(vectors_file, names)
+        if vectors_file
+        else _compute_vectors(model, list(names), output, given)
     )
+    paths, _, unreadable, _ = encoded
+    images = _make_images(encoded, names, endpoints.find_classes(inputs))
     query_rows = [paths.index(path) for path in queries if path in paths]
     write_page(images, model, out, query_rows, threshold, num_clusters, seed)
     console.log(f"wrote {out} and {pairs_path(out)}")
@@ -167,23 +165,13 @@ def write_for_run(
             return out
     try:
         console.log("writing the gallery")
-        paths, labels = source.labeled_paths(split)
-        order = np.argsort(paths)
-        if len(paths) > _MAX_SAMPLE:
-            rows = np.random.default_rng(seed).choice(len(paths), _MAX_SAMPLE, replace=False)
-            order = order[np.sort(rows)]
-        label_of = {paths[row]: labels[row] for row in order}
-        readable, vectors, unreadable, conversion = _compute_vectors(model, list(label_of))
-        has_classes = (source.num_classes or 1) > 1
-        images = Images(
-            readable,
-            [os.path.relpath(path, source.root) for path in readable],
-            vectors,
-            [source.class_names[label_of[path]] for path in readable] if has_classes else None,
-            {os.path.relpath(path, source.root): reason for path, reason in unreadable.items()},
-            len(paths) if len(paths) > len(order) else None,
-            conversion,
-        )
+        paths = sorted(source.labeled_paths(split)[0])
+        size = min(_MAX_SAMPLE, len(paths))
+        rows = np.sort(np.random.default_rng(seed).choice(len(paths), size, replace=False))
+        names = {paths[row]: os.path.relpath(paths[row], source.root) for row in rows}
+        encoded = _compute_vectors(model, list(names))
+        total = len(paths) if len(paths) > size else None
+        images = _make_images(encoded, names, endpoints.class_of_names(source, split), total)
         check()
         write_page(images, model, out, seed=seed)
         return out
@@ -192,12 +180,32 @@ def write_for_run(
         return None
 
 
+def _make_images(
+    encoded: _Encoded,
+    names: Mapping[str, str],
+    classes: Mapping[str, str],
+    total: int | None = None,
+) -> Images:
+    """Returns the `Images`, from dicts that map paths to names, and names to classes."""
+    paths, vectors, unreadable, conversion = encoded
+    readable = [names[path] for path in paths]
+    return Images(
+        paths,
+        readable,
+        vectors,
+        [classes[name] for name in readable] if classes.keys() >= set(readable) else None,
+        {names[path]: reason for path, reason in unreadable.items()},
+        total,
+        conversion,
+    )
+
+
 def _compute_vectors(
     model: str,
     paths: list[str],
     output: str = "final_avg_pool",
     given: dict[str, int] | None = None,
-) -> tuple[list[str], np.ndarray, dict[str, str], Conversion]:
+) -> _Encoded:
     """Returns the readable paths, their vectors [n, d], unreadable paths with reasons, and the network's conversion."""
     console.log(f"computing the features of {len(paths):,} images")
     unreadable = {}
@@ -205,21 +213,12 @@ def _compute_vectors(
         *endpoints.compute_endpoint(model, output, given, paths, unreadable)
     )
     vectors = np.concatenate(vectors)
-    _check_finite(f"MODEL={model}", vectors)
+    features.check_finite(vectors, f"MODEL={model}: the vectors")
     return list(itertools.chain(*batches)), vectors, unreadable, info.config.conversion
 
 
-def _check_finite(flag: str, vectors: np.ndarray) -> None:
-    count = len(vectors) - np.count_nonzero(np.isfinite(vectors).all(1))
-    if count:
-        raise UserError(
-            f"{flag}: {count} of {len(vectors)} vectors contain NaN or Inf. Use a checkpoint from"
-            " before the training diverged."
-        )
-
-
-def _read_vectors(path: str, names: Mapping[str, str]) -> tuple[list[str], np.ndarray]:
-    """Returns the paths of the images that have a vector in a .npz file, and their vectors, float32 [n, d]."""
+def _read_vectors(path: str, names: Mapping[str, str]) -> _Encoded:
+    """Returns the values of `_compute_vectors`, with vectors from a .npz file."""
     flag = f"--vectors={path}"
     try:
         with np.load(check_path("vectors", path, allow_patterns=True)) as content:
@@ -240,11 +239,12 @@ def _read_vectors(path: str, names: Mapping[str, str]) -> tuple[list[str], np.nd
             " was embedded."
         )
     vectors = vectors[[row_of[names[path]] for path in paths]]
-    _check_finite(flag, vectors)
+    features.check_finite(vectors, f"{flag}: the vectors")
     missing = len(files) - len(paths)
     if missing:
         console.log(f"warning: {missing} of {len(files)} files in {path} are not among the images")
-    return paths, vectors
+    unreadable = dict.fromkeys(sorted(names.keys() - set(paths)), f"not in {path}")
+    return paths, vectors, unreadable, DEFAULT_CONVERSION
 
 
 def _find_queries(queries: Iterable[str], names: Mapping[str, str]) -> list[str]:
@@ -291,7 +291,7 @@ def write_page(
       out: path of the page. `pairs_path` returns the path of the CSV file.
       queries: indices of images whose neighbors are shown in addition to those of random images.
       threshold: minimum cosine similarity of near-duplicates, in [-1, 1].
-      num_clusters: maximum number of clusters. None: see `analysis.default_num_clusters`.
+      num_clusters: maximum number of clusters. None: see `analysis.find_clusters`.
       seed: seed for the random choices.
 
     Raises:
@@ -308,10 +308,7 @@ def write_page(
     scores = voters.mean(1) if count > 1 else np.ones(1)
     console.log("clustering the images")
     signals.safe_point(storage.NOTHING_WRITTEN)
-    num_default = analysis.default_num_clusters(count)
-    clusters = analysis.find_clusters(
-        vectors, min(num_clusters or num_default, count), seed, _NUM_TYPICAL
-    )
+    clusters = analysis.find_clusters(vectors, num_clusters, seed, _NUM_TYPICAL)
     console.log("drawing the map")
     signals.safe_point(storage.NOTHING_WRITTEN)
     map_side = _THUMBNAIL_SIDE if len(on_map) <= 500 else _MAP_SIDE
@@ -348,12 +345,14 @@ def write_page(
         map=_map(images, vectors, clusters, on_map, seed),
         classes=_classes(images.classes, neighbors) if images.classes and count > 1 else None,
     )
-    shown = sorted(set(_shown_images(page)))
-    loaded = _load_thumbnails(images, shown, _THUMBNAIL_SIDE)
-    page["thumbnails"] = dict(zip(shown, map(thumbnails.encode, loaded)))
     page["map"]["thumbnails"] = [
         thumbnails.encode(image, _MAP_QUALITY) for image in on_map_images.values()
     ]
+    page["thumbnails"] = encoded = collections.defaultdict(str)
+    _render(page)  # This adds the rows of the images that the page shows to `encoded`.
+    shown = sorted(encoded)
+    loaded = _load_thumbnails(images, shown, _THUMBNAIL_SIDE)
+    encoded.update(zip(shown, map(thumbnails.encode, loaded)))
     content = _render(page).encode()
     table = io.StringIO(newline="")
     rows = csv.writer(table)
@@ -384,24 +383,22 @@ def _map(
 ) -> dict[str, Any]:
     """Returns the template values for the map. Points are colored by class or, without classes, by cluster."""
     points, method = analysis.map_points(vectors[rows], seed)
-    if images.classes is None:
-        groups = [f"cluster {number + 1}" for number in clusters.assignments[rows]]
-        names = [f"cluster {number + 1}" for number in range(len(clusters.sizes))]
-    else:
-        groups = [images.classes[row] for row in rows]
-        classes, counts = np.unique(images.classes, return_counts=True)
-        names = classes[np.argsort(-counts, kind="stable")].tolist()
-    color_of = {name: number for number, name in enumerate(names[:_MAX_COLORS])}
+    names, groups = (
+        [f"cluster {number + 1}" for number in range(len(clusters.sizes))],
+        clusters.assignments,
+    )
+    if images.classes:
+        names, groups = np.unique(images.classes, return_inverse=True)
+    order = np.argsort(-np.bincount(groups), kind="stable")  # The largest group is first.
     texts = [
-        images.names[row] + ("" if images.classes else f" ({group})")
-        for row, group in zip(rows, groups)
+        images.names[row] + ("" if images.classes else f" ({names[groups[row]]})") for row in rows
     ]
     return dict(
         method=method,
         points=[(round(x), round(y)) for x, y in (20 + 1000 * points).tolist()],
         height=round(40 + 1000 * points[:, 1].max()),
-        colors=[color_of.get(group, _MAX_COLORS) for group in groups],
-        names=names[:_MAX_COLORS],
+        colors=np.argsort(order)[groups[rows]].clip(max=_MAX_COLORS),
+        names=[names[group] for group in order[:_MAX_COLORS]],
         num_others=max(0, len(names) - _MAX_COLORS),
         texts=[console.printable_name(text) for text in texts],
     )
@@ -411,54 +408,39 @@ def _classes(classes: Sequence[str], neighbors: similarity.Neighbors) -> dict[st
     """Returns the values for the template's class section: nearest-neighbor accuracies, and confused classes."""
     names, labels = np.unique(classes, return_inverse=True)
     predictions = analysis.predict_from_neighbors(neighbors.indices[:, :KNN_NEIGHBORS], labels)
-    rows = []
-    for label, name in enumerate(names):
-        of_class = predictions[labels == label]
-        wrong = of_class[of_class != label]
-        confused = names[np.argmax(np.bincount(wrong))] if len(wrong) else None
-        rows.append((name, len(of_class), np.mean(of_class == label), confused))
-    rows.sort(key=lambda row: (row[2], row[0]))
+    sizes, accuracy = np.bincount(labels), np.mean(predictions == labels)
+    accuracies = np.bincount(labels, predictions == labels) / sizes
+    confusions = analysis.confusions(labels, predictions)
+    confused_with = {label: names[predicted] for label, predicted, _ in reversed(confusions)}
     pairs = []
-    for confusion in analysis.confusions(labels, predictions, _NUM_CONFUSIONS):
-        examples = []
-        for image in confusion.images[:_NUM_EXAMPLES]:
-            nearest = neighbors.indices[image]
-            examples.append((image, nearest[labels[nearest] == confusion.predicted][0]))
-        label, predicted = names[confusion.label], names[confusion.predicted]
-        pairs.append((label, predicted, len(confusion.images), confusion.share, examples))
-    accuracy = np.mean(predictions == labels)
+    for label, predicted, count in confusions[:_NUM_CONFUSIONS]:
+        images = np.flatnonzero((labels == label) & (predictions == predicted))[:_NUM_EXAMPLES]
+        examples = [
+            (image, next(other for other in neighbors.indices[image] if labels[other] == predicted))
+            for image in images
+        ]
+        pairs.append((names[label], names[predicted], count, count / sizes[label], examples))
     return dict(
         accuracy=accuracy,
         interval=metrics.wilson_interval(accuracy, len(labels)),
-        rows=rows[:_MAX_CLASSES],
+        rows=[
+            (names[label], sizes[label], accuracies[label], confused_with.get(label))
+            for label in np.argsort(accuracies, kind="stable")[:_MAX_CLASSES]
+        ],
         num_classes=len(names),
-        majority=np.bincount(labels).max() / len(labels),
+        majority=sizes.max() / len(labels),
         pairs=pairs,
     )
-
-
-def _shown_images(page: Mapping[str, Any]) -> Iterator[int]:
-    """Yields the indices of the images for which the page needs a thumbnail."""
-    for query, _, rows in page["queries"]:
-        yield from (query, *(row for row, _ in rows))
-    for rows in page["pixel_neighbors"].values():
-        yield from (row for row, _ in rows)
-    for first, second, _ in page["pairs"]:
-        yield from (first, second)
-    yield from (row for row, _ in page["outliers"])
-    for _, typical, _ in page["clusters"]:
-        yield from typical
-    for *_, examples in page["classes"]["pairs"] if page["classes"] else ():
-        for example in examples:
-            yield from example
 
 
 def _load_thumbnails(
     images: Images, rows: Sequence[int] | np.ndarray, side: int
 ) -> Iterator[Image.Image | None]:
-    """Yields the thumbnails of the images in `rows` (see `thumbnails.load_thumbnail`)."""
-    paths = [images.paths[row] for row in rows]
-    loaded = thumbnails.load_thumbnails(paths, side, images.conversion)
+    """Yields the thumbnails of the images in `rows` (see `thumbnails.load_thumbnail`). Uses several threads."""
+    loaded = image_files.map_paths(
+        lambda path: thumbnails.load_thumbnail(path, side, images.conversion),
+        [images.paths[row] for row in rows],
+    )
     for image in progress.terminal_bar(loaded, len(rows), "thumbnails"):
         signals.safe_point(storage.NOTHING_WRITTEN)
         yield image
@@ -477,17 +459,12 @@ def _pixel_neighbors(
     pixels = {row: np.asarray(image.resize(size)).ravel() for row, image in loaded.items() if image}
     if not pixels:
         return {}
-    rows = list(pixels)
+    rows = np.array([*pixels])
     nearest = similarity.search(similarity.center(np.array([*pixels.values()])), _NUM_NEIGHBORS, 1)
     return {
-        query: [
-            (rows[index], value)
-            for index, value in zip(
-                nearest.indices[rows.index(query)], nearest.similarities[rows.index(query)]
-            )
-        ]
-        for query in queries
-        if query in pixels
+        row: list(zip(rows[indices], similarities))
+        for row, indices, similarities in zip(pixels, nearest.indices, nearest.similarities)
+        if row in queries
     }
 
 
@@ -499,16 +476,11 @@ def _render(page: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
-        finalize=_finalize,
+        # Escapes control characters, except in the output of macros and filters, which is HTML.
+        finalize=lambda value: (
+            console.printable_name(value)
+            if isinstance(value, str) and not isinstance(value, markupsafe.Markup)
+            else value
+        ),
     )
-    environment.policies["json.dumps_kwargs"] = dict(separators=(",", ":"))
     return environment.get_template("gallery.html.jinja").render(page)
-
-
-def _finalize(value: object) -> object:
-    """Escapes control characters in a template value, except in the output of macros and filters, which is HTML."""
-    return (
-        console.printable_name(value)
-        if isinstance(value, str) and not isinstance(value, markupsafe.Markup)
-        else value
-    )

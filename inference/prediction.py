@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
 
 from inference import endpoints, writers
-from runtime.paths import TABLES, check_out
 
 
 def predict(
@@ -51,8 +49,9 @@ def write_predictions(
     Args:
       path: see `endpoints.load_endpoint`.
       inputs: see `endpoints.find_images`.
-      out: path of the output: .npz (`files`, `classes`, `probabilities`, `class_names`), .csv
-        (`file`, `class`, and one column per class) or .parquet (`file`, `class`, `probabilities`).
+      out: result of `paths.check_out`: .npz (`files`, `classes`, `probabilities`, `class_names`),
+        .csv (`file`, `class`, and one column per class) or .parquet (`file`, `class`,
+        `probabilities`).
       given: see `inspection.inspect_checkpoint`.
 
     Returns:
@@ -63,16 +62,13 @@ def write_predictions(
       UserError: an argument is invalid, or no image can be read.
       errors.Stopped: a signal arrived; nothing is written.
     """
-    out, names, unreadable = check_out(out, TABLES), endpoints.find_images(inputs), {}
-    with contextlib.ExitStack() as stack:
-        add = None
+    names, unreadable = endpoints.find_images(inputs), {}
+    with writers.open_writer(out, "probabilities") as add:
         for images, classes, probabilities in _predict_batches(
             path, list(names), given, unreadable
         ):
-            if add is None:  # The class names are known only after the first batch.
-                add = stack.enter_context(writers.open_writer(out, "probabilities", classes))
             best = [classes[index] for index in probabilities.argmax(-1)]
-            add({"file": [names[image] for image in images], "class": best}, probabilities)
+            add({"file": [names[image] for image in images], "class": best}, probabilities, classes)
     return len(names) - len(unreadable), unreadable
 
 

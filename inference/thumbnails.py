@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
 
 from PIL import Image
 
@@ -34,13 +33,6 @@ def load_thumbnail(
         raise
     except Exception:  # Pillow raises exceptions of many types for corrupt files.
         return None
-
-
-def load_thumbnails(
-    paths: list[str], side: int, conversion: Conversion = DEFAULT_CONVERSION
-) -> Iterator[Image.Image | None]:
-    """Returns an iterator over the results of `load_thumbnail` for each path, in order. Uses several threads."""
-    return image_files.map_paths(lambda path: load_thumbnail(path, side, conversion), paths)
 
 
 def encode(image: Image.Image | None, quality: int = 80) -> str | None:

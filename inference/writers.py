@@ -14,57 +14,57 @@ from runtime import storage
 
 # Spreadsheets evaluate cells that start with these characters.
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-Add = Callable[[dict, np.ndarray], None]
+Add = Callable[..., None]
 
 
 @contextlib.contextmanager
-def open_writer(out: str, name: str, columns: list[str] | None = None) -> Iterator[Add]:
+def open_writer(out: str, name: str) -> Iterator[Add]:
     """Returns a context manager that yields a function to append rows to a file.
 
-    The function takes two arguments: a dict of lists of strings, such as `{"file": [...]}`, and an
-    array of values of shape [n, d]. The file is created when the context ends without an error.
-    Rows are buffered on disk, not in memory.
+    The function takes a dict of lists of strings, such as `{"file": [...]}`, an array of values of
+    shape [n, d] and, optionally, a list of the names of the d values, by default v0, v1, ... The
+    file is created when the context ends without an error. Rows are buffered on disk, not in
+    memory.
 
     Args:
       out: result of `paths.check_out`.
       name: name of the values in .npz and .parquet files.
-      columns: names of the d values in .csv files. If None, the names are v0, v1, ...
     """
     writer = _WRITERS[os.path.splitext(out)[1].lower()]
     storage.makedirs(os.path.dirname(out))
-    with storage.replacing(out) as (path,), writer(path, name, columns) as add:
+    with storage.replacing(out) as (path,), writer(path, name) as add:
         yield add
 
 
 @contextlib.contextmanager
-def _npz_writer(path: str, name: str, columns: list[str] | None) -> Iterator[Add]:
+def _npz_writer(path: str, name: str) -> Iterator[Add]:
     """Writes the arrays `files` [n], `name` [n, d] and, if there are classes, `classes` [n] and `class_names` [d]."""
     strings, widths = {}, set()
     with tempfile.TemporaryFile(dir=os.path.dirname(path)) as raw, open(path, "wb") as file:
 
-        def add(texts, values):
+        def add(texts, values, columns=None):
             for column, items in texts.items():
                 strings.setdefault({"file": "files", "class": "classes"}[column], []).extend(items)
+            if columns:
+                strings["class_names"] = columns
             widths.add(values.shape[1])
             # `tofile` would not report the cause of an error.
             raw.write(values.astype(np.float32).tobytes())
 
         yield add
-        if columns is not None:
-            strings["class_names"] = columns
         raw.flush()
         values = np.memmap(raw, np.float32, "r", shape=(len(strings["files"]), *widths))
         np.savez(file, **{name: values, **{key: np.array(text) for key, text in strings.items()}})
 
 
 @contextlib.contextmanager
-def _csv_writer(path: str, name: str, columns: list[str] | None) -> Iterator[Add]:
+def _csv_writer(path: str, name: str) -> Iterator[Add]:
     """Writes one line per image, and quotes cells that a spreadsheet would evaluate as formulas."""
     del name
     with open(path, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
 
-        def add(texts, values):
+        def add(texts, values, columns=None):
             if not file.tell():
                 names = columns or [f"v{column}" for column in range(values.shape[1])]
                 rows.writerow([*texts, *map(_quote, names)])
@@ -87,7 +87,7 @@ def _quote(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _parquet_writer(path: str, name: str, columns: list[str] | None) -> Iterator[Add]:
+def _parquet_writer(path: str, name: str) -> Iterator[Add]:
     """Writes columns of strings and a column of lists. The metadata of the schema contains the class names."""
     import pyarrow  # Imported here because only this format requires it.
     from pyarrow import parquet
@@ -95,7 +95,7 @@ def _parquet_writer(path: str, name: str, columns: list[str] | None) -> Iterator
     with contextlib.ExitStack() as stack:
         writer = None
 
-        def add(texts, values):
+        def add(texts, values, columns=None):
             nonlocal writer
             lists = pyarrow.FixedSizeListArray.from_arrays(
                 pyarrow.array(values.astype(np.float32).ravel()), values.shape[1]

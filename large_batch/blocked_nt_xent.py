@@ -25,11 +25,7 @@ def is_used(z: tf.Tensor, strategy: tf.distribute.Strategy | None, block_rows: i
     """Returns whether to use the blocked form for one replica's projections `z`, [2n, d]."""
     if block_rows or z.shape[0] is None:
         return bool(block_rows)
-    return z.shape[0] ** 2 * _replica_count(strategy) * max(z.dtype.size, 4) > MATRIX_BYTES
-
-
-def _replica_count(strategy: tf.distribute.Strategy | None) -> int:
-    return 1 if strategy is None else strategy.num_replicas_in_sync
+    return z.shape[0] ** 2 * replicas.count(strategy) * max(z.dtype.size, 4) > MATRIX_BYTES
 
 
 def contrastive_loss(
@@ -66,7 +62,8 @@ def contrastive_loss(
     """
     z = objective.prepare_projections(z, hidden_norm)
     views = [replicas.gather(view, strategy) for view in tf.split(z, 2, 0)]
-    n, total = z.shape[0] // 2, z.shape[0] // 2 * _replica_count(strategy)
+    n = z.shape[0] // 2
+    total = n * replicas.count(strategy)
     limit = block_rows or max(_BLOCK_BYTES // (2 * total * z.dtype.size), _MIN_BLOCK_ROWS)
     size = max(count for count in range(1, max(limit // 2, 1) + 1) if n % count == 0)
 

@@ -29,8 +29,8 @@ def estimate(config: Config, parts: int = 1) -> float:
     """
     stride = 1 if config.cifar_stem else 2
     # sides of the outputs of the stem and of the block groups
-    sides = [config.image_size / stride**power for power in (1, 2)]
-    sides += [sides[1] / 2**group for group in (1, 2, 3)]
+    side = config.image_size / stride
+    sides = [side, *(side / stride / 2**group for group in range(4))]
     outputs, weights = [0.0], 0
     for spec in resnet.layer_specs(
         *resnet.DEPTHS[config.resnet_depth],

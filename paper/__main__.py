@@ -1,10 +1,8 @@
 """Lists the programs of this package."""
 
-import ast
-import pathlib
+from paper import figures, probes, tables
 
 if __name__ == "__main__":
-    for name in ("tables", "figures", "probes"):
-        text = pathlib.Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-        summary = ast.get_docstring(ast.parse(text)).partition("\n")[0]
-        print(f"python -m paper.{name:8} {summary}")
+    for module in (tables, figures, probes):
+        summary = module.__doc__.partition("\n")[0]
+        print(f"python -m {module.__name__:14} {summary}")

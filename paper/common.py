@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
+import tensorflow as tf
 
 import config as config_lib
 import model as model_lib
 from checkpoints import restoring
+from probing import features
 from runtime.errors import UserError
 from sources import datasets, image_checks
 from sources.source import Source
@@ -18,9 +23,7 @@ def parse_flags(text: str, **defaults: Any) -> config_lib.Config:
     Raises:
       UserError: a flag or its value is invalid.
     """
-    return config_lib.from_arguments(
-        config_lib.as_flags({**defaults, **config_lib.parse_settings(text)})
-    )
+    return config_lib.Config(**{**defaults, **config_lib.parse_settings(text)})
 
 
 def open_source(config: config_lib.Config) -> Source:
@@ -37,23 +40,50 @@ def open_source(config: config_lib.Config) -> Source:
     return source
 
 
-def check_has_projection_head(model: model_lib.Model) -> None:
-    """Raises `UserError` if a model has no projection head."""
+def load(path: str, dataset: str, flags: str) -> tuple[model_lib.Model, config_lib.Config]:
+    """Loads a network with a projection head from a checkpoint or SavedModel. The network computes in float32.
+
+    Args:
+      path: path of the weights.
+      dataset: data set, specified as for run.py.
+      flags: flags of run.py that override the network's image size (224 if unknown).
+
+    Returns:
+      The model, and the settings for the data set.
+
+    Raises:
+      UserError: the weights cannot be loaded (see `weight_files.open_weights`), the network has no
+        projection head, or a flag is invalid.
+    """
+    model, info = restoring.open_network(path)
     if not model.num_proj_layers:
         raise UserError(
             "--checkpoint: the network has no projection head. Use a network with a projection"
             " head."
         )
+    return model, parse_flags(flags, dataset=dataset, image_size=info.config.image_size)
 
 
-def load(path: str) -> tuple[model_lib.Model, int]:
-    """Loads a network from a checkpoint or SavedModel. The network computes in float32.
+def extract_h_and_z(
+    model: model_lib.Model, batches: Iterable, description: str
+) -> tuple[np.ndarray, ...]:
+    """Returns h [examples, d], z = g(h) [examples, d'] and the labels [examples] of a data set.
 
-    Returns:
-      The model, and the training image size in pixels (224 if unknown).
+    The vectors are stored in a memory map.
+
+    Args:
+      model: network with a projection head.
+      batches: data set of (images, labels, weights, positions) (see `features.collect`).
+      description: label for the progress bar.
 
     Raises:
-      UserError: the weights cannot be loaded (see `weight_files.open_weights`).
+      UserError: the vectors contain NaN or Inf.
     """
-    model, info = restoring.open_network(path)
-    return model, info.config.image_size
+
+    def h_and_z(images):
+        endpoints = model(images, training=False)
+        return tf.concat([endpoints["final_avg_pool"], endpoints["proj_head_output"]], 1)
+
+    strategy = tf.distribute.get_strategy()
+    vectors, labels = features.extract(strategy, h_and_z, batches, description)
+    return *np.split(vectors, [model.resnet_model.num_features], 1), labels

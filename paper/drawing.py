@@ -18,8 +18,9 @@ import data_util
 import evaluate
 import simclr
 from augmentation import policies
+from checkpoints import restoring
 from paper import common, studies
-from probing import features
+from paper.runner import Runner
 from runtime import console
 from runtime.errors import UserError, first_line
 from sources import datasets, image_files
@@ -43,10 +44,17 @@ def save(figure: plt.Figure, rows: pd.DataFrame, out: str, name: str) -> str:
     if os.path.exists(f"{path}.png"):
         console.log(f"replacing {path}.png, .svg and .csv")
     figure.savefig(f"{path}.png", dpi=110, bbox_inches="tight")
-    figure.savefig(f"{path}.svg", bbox_inches="tight", metadata={"Date": None})
+    _save_svg(figure, path)
     plt.close(figure)
     rows.to_csv(f"{path}.csv", index=False)
     return f"{path}.png"
+
+
+def _save_svg(figure: plt.Figure, path: str) -> None:
+    """Saves a figure to <path>.svg. The same figure gives the same file."""
+    # By default, element IDs are random, and the file contains the date.
+    with matplotlib.rc_context({"svg.hashsalt": "paper"}):
+        figure.savefig(f"{path}.svg", bbox_inches="tight", metadata={"Date": None})
 
 
 def read_csv(
@@ -70,12 +78,12 @@ def read_csv(
         raise UserError(
             f"--csv={path}: the file cannot be read ({first_line(error)}). Check the path."
         ) from error
-    missing = [column for column in columns if column not in rows]
-    if missing:
-        raise UserError(
-            f"--csv={path}: column {missing[0]} is missing. Use a file with the columns"
-            f" {', '.join(columns)}."
-        )
+    for column in columns:
+        if column not in rows:
+            raise UserError(
+                f"--csv={path}: column {column} is missing. Use a file with the columns"
+                f" {', '.join(columns)}."
+            )
     # In the report, this field is empty if a run has no accuracy.
     rows = rows.dropna(subset=measure)
     if rows.empty:
@@ -85,8 +93,7 @@ def read_csv(
         is_valid = values.between(0, 1)
         if column != measure:
             is_valid, limit = values.between(0, math.inf, inclusive="neither"), "above 0"
-        if not is_valid.all():
-            text = rows[column][~is_valid].iloc[0]
+        for text in rows[column][~is_valid]:
             raise UserError(f"--csv={path}: {column} is {text}. Use a number {limit}.")
         rows[column] = values
     return rows
@@ -136,9 +143,9 @@ def _panels(rows: int, columns: int, size: float = 1.9) -> tuple[plt.Figure, Any
     )
 
 
-def _add_legend(axis: plt.Axes, fontsize: int = 8) -> None:
+def _add_legend(axis: plt.Axes) -> None:
     """Adds a legend to the right of a panel."""
-    axis.legend(fontsize=fontsize, loc="center left", bbox_to_anchor=(1, 0.5))
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 # ---------------------------------------------------------------------------------------------------- augmentation
@@ -206,8 +213,9 @@ def views(dataset: str, flags: str, out: str) -> str:
         for column, image in enumerate(images.numpy()):
             axes[view, column].imshow(image, interpolation="nearest")
             rows.append((column, view, image.mean(), image.std()))
-    columns = ["image", "view", "mean", "std"]
-    return save(figure, pd.DataFrame(rows, columns=columns).round(4), out, "views")
+    return save(
+        figure, pd.DataFrame(rows, columns=["image", "view", "mean", "std"]).round(4), out, "views"
+    )
 
 
 def histograms(image: list[str] | None, out: str) -> str:
@@ -255,7 +263,7 @@ def histograms(image: list[str] | None, out: str) -> str:
 
 def eigenvalues(checkpoint: str, out: str) -> str:
     """Plots the sorted squared real parts of the eigenvalues of a square linear projection head (Appendix B.4)."""
-    model, _ = common.load(checkpoint)
+    model, _ = restoring.open_network(checkpoint)
     layers = model._projection_head.linear_layers
     kernel = layers[0].dense.kernel.numpy() if len(layers) == 1 else np.zeros([0, 1])
     if kernel.shape[0] != kernel.shape[1]:
@@ -298,41 +306,31 @@ def tsne(checkpoint: str, dataset: str, flags: str, split: str, seed: int, out: 
     """
     from sklearn import manifold
 
-    model, size = common.load(checkpoint)
-    config = common.parse_flags(flags, dataset=dataset, image_size=size)
-    common.check_has_projection_head(model)
+    model, config = common.load(checkpoint, dataset, flags)
     source = common.open_source(config)
     datasets.check_split(source, "split", split)
     if not source.class_names:
         raise UserError(
             f"--dataset={config.dataset}: the data set has no labels. Use a data set with labels."
         )
-    strategy = tf.distribute.get_strategy()
-    batches = evaluate.eval_batches(config, source, split, strategy)
-
-    def h_and_z(images):
-        endpoints = model(images, training=False)
-        return tf.concat([endpoints["final_avg_pool"], endpoints["proj_head_output"]], 1)
-
-    vectors, labels = features.extract(strategy, h_and_z, batches, f"h and z of {split}")
+    batches = evaluate.eval_batches(config, source, split, tf.distribute.get_strategy())
+    *spaces, labels = common.extract_h_and_z(model, batches, f"h and z of {split}")
     random = np.random.default_rng(seed)
     chosen = np.sort(random.permutation(np.unique(labels))[:_CLASSES])
-    selected = np.flatnonzero(np.isin(labels, chosen))
-    selected = np.sort(random.permutation(selected)[:1000])
-    vectors, labels = vectors[selected], labels[selected]
+    selected = np.sort(random.permutation(np.flatnonzero(np.isin(labels, chosen)))[:1000])
+    labels = labels[selected]
     if len(labels) < 3:
         raise UserError(
             f"--split={split}: the split has {len(labels)} examples from {len(chosen)} classes of "
             f"{config.dataset}, but t-SNE needs at least 3 examples. Use a larger split."
         )
-    spaces = np.split(vectors, [model.resnet_model.num_features], 1)
-    figure, axes = plt.subplots(1, 2, figsize=(10, 5))
+    figure, axes = _panels(1, 2, 5)
     embeddings = []
-    for axis, title, space in zip(axes, ("h", "z = g(h)"), spaces):
-        perplexity = min(30, (len(labels) - 1) / 3)
-        points = manifold.TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(
-            space
+    for axis, title, space in zip(axes.flat, ("h", "z = g(h)"), spaces):
+        method = manifold.TSNE(
+            perplexity=min(30, (len(labels) - 1) / 3), init="pca", random_state=seed
         )
+        points = method.fit_transform(space[selected])
         embeddings.append(points)
         for index, label in enumerate(chosen):
             axis.scatter(
@@ -345,8 +343,7 @@ def tsne(checkpoint: str, dataset: str, flags: str, split: str, seed: int, out: 
                 label=source.class_names[label],
             )
         axis.set_title(title)
-        axis.set_xticks([]), axis.set_yticks([])
-    _add_legend(axes[1], fontsize=9)
+    _add_legend(axes[0, 1])
     rows = pd.DataFrame(np.hstack(embeddings), columns=["h_x", "h_y", "z_x", "z_y"]).round(3)
     rows.insert(0, "class", [source.class_names[label] for label in labels])
     return save(figure, rows, out, "tsne")
@@ -363,21 +360,20 @@ def pairs(csv: str, out: str) -> str:
     """
     columns = ("first", "second", "accuracy")
     rows = _average(read_csv(csv, columns, numeric=("accuracy",)), columns[:2])
-    names = list(dict.fromkeys([*rows["first"], *rows["second"]]))
+    names = pd.concat([rows["first"], rows["second"]]).unique()
     grid, deviations = (
         100
         * rows.pivot(index="first", columns="second", values=column).reindex(names, columns=names)
         for column in ("accuracy", "standard_deviation")
     )
     grid["average"] = grid.mean(axis=1)
-    values, low, high = grid.to_numpy(), np.nanmin(grid), np.nanmax(grid)
     figure, axis = plt.subplots(figsize=(1.5 + 0.8 * len(names), 1 + 0.7 * len(names)))
-    axis.imshow(values, cmap="Greys", vmin=low, vmax=high)
-    for (y, x), value in np.ndenumerate(values):
+    image = axis.imshow(grid, cmap="Greys")
+    for (y, x), value in np.ndenumerate(grid):
         text = "" if np.isnan(value) else f"{value:.1f}"
         if x < len(names) and not np.isnan(deviations.iat[y, x]):
             text += f"\n± {deviations.iat[y, x]:.1f}"
-        color = "white" if value > (low + high) / 2 else "black"
+        color = "white" if image.norm(value) > 0.5 else "black"
         axis.text(x, y, text, ha="center", va="center", color=color)
     axis.axvline(len(names) - 0.5, color="black")
     axis.set_xticks(range(len(names) + 1), list(grid), rotation=40, ha="right")
@@ -393,8 +389,7 @@ def batches(csv: str, measure: str, average: str, out: str) -> str:
 
     The CSV file must contain the columns `epochs` and `batch_size`, and the column named by
     `measure`. If the optional column `scaling` exists, each learning-rate scaling has separate
-    bars. If the optional column `seed` contains several seeds, accuracies are also averaged over
-    seeds.
+    bars. If the optional column `seed` exists, accuracies are also averaged over seeds.
 
     Args:
       csv: CSV file.
@@ -408,15 +403,13 @@ def batches(csv: str, measure: str, average: str, out: str) -> str:
     columns = ["scaling", "batch_size", "epochs"]
     rows["scaling"] = rows["scaling"].fillna("") if "scaling" in rows else ""
     rows = rows.astype({"epochs": int, "batch_size": int}).sort_values(columns)
-    if "seed" in rows and rows["seed"].nunique() > 1:
+    if "seed" in rows:
         averaged.append("seed")
     rows = rows.drop_duplicates([*columns, *averaged, measure])
-    duplicates = rows[rows.duplicated([*columns, *averaged])]
-    if len(duplicates):
-        row = duplicates.iloc[0]
+    for row in rows[rows.duplicated([*columns, *averaged])].itertuples():
         raise UserError(
-            f"--csv={csv}: two rows have different accuracies for batch_size={row['batch_size']}"
-            f" and epochs={row['epochs']}. Add the column 'scaling' to distinguish the rows, remove"
+            f"--csv={csv}: two rows have different accuracies for batch_size={row.batch_size}"
+            f" and epochs={row.epochs}. Add the column 'scaling' to distinguish the rows, remove"
             " one of them, or use --average=COLUMN."
         )
     rows = _average(rows, columns, measure)
@@ -424,10 +417,8 @@ def batches(csv: str, measure: str, average: str, out: str) -> str:
     width = 2 + max(1.2, 0.15 * labels.nunique()) * rows["epochs"].nunique()
     figure, axis = plt.subplots(figsize=(width, 3))
     _grouped_bars(axis, rows.assign(label=labels.str.strip()), "epochs", measure)
-    axis.set_xlabel("epochs")
-    axis.set_ylabel(f"{'top-1' if measure == 'accuracy' else measure} accuracy, %")
     _add_legend(axis)
-    return save(figure, rows if averaged else _without_deviations(rows), out, "batches")
+    return save(figure, _without_deviations(rows), out, "batches")
 
 
 def _grouped_bars(axis: plt.Axes, rows: pd.DataFrame, x: str, measure: str = "accuracy") -> None:
@@ -455,6 +446,8 @@ def _grouped_bars(axis: plt.Axes, rows: pd.DataFrame, x: str, measure: str = "ac
     )
     for index, bar in enumerate(axis.patches):
         bar.set_hatch(_HATCHES[index // len(means) % len(_HATCHES)])
+    axis.set_xlabel(x.replace("_", " "))
+    axis.set_ylabel(f"{'top-1' if measure == 'accuracy' else measure} accuracy, %")
 
 
 def temperatures(csv: str, out: str) -> str:
@@ -476,8 +469,7 @@ def temperatures(csv: str, out: str) -> str:
         labels = panel["temperature"].map("temperature {:g}".format)
         _grouped_bars(axis, panel.assign(label=labels), "batch_size")
         axis.set_title(title, fontsize=10)
-        axis.set_xlabel("batch size")
-    axes[0, 0].set_ylabel("top-1 accuracy, %")
+        axis.label_outer()
     _add_legend(axes[0, -1])
     return save(figure, rows, out, "temperatures")
 
@@ -506,7 +498,6 @@ def methods(csv: str | None, out: str) -> str:
     optional CSV file adds our results. It has the same format as for `parameters`.
     """
     supervised = studies.read_numbers("table_b3")[0]
-    network = supervised["Model"]
     rows = [
         (
             f"{row['Method'].removesuffix(' (ours)')}, {row['Architecture'].removesuffix(' (*)')}",
@@ -516,9 +507,13 @@ def methods(csv: str | None, out: str) -> str:
         )
         for row in studies.read_numbers("table_6")
     ]
-    size = next(row[1] for row in rows if row[0].endswith(f", {network}"))
     rows.append(
-        (f"supervised, {network}", size, "supervised, paper", supervised["Top 1: Crop"] / 100)
+        (
+            f"supervised, {supervised['Model']}",
+            rows[0][1],  # The first row is a ResNet-50, too.
+            "supervised, paper",
+            supervised["Top 1: Crop"] / 100,
+        )
     )
     tables = [pd.DataFrame(rows, columns=_PARAMETER_COLUMNS)]
     if csv:
@@ -586,7 +581,44 @@ def _label_points(axis: plt.Axes, labels: list[tuple[str, tuple[float, float]]])
             for x, y in _DIRECTIONS
         ]
         overlaps = [text.get_window_extent().count_overlaps(occupied) for text in texts]
-        best = texts.pop(overlaps.index(min(overlaps)))
+        best = texts.pop(np.argmin(overlaps))
         occupied.append(best.get_window_extent())
         for text in texts:
             text.remove()
+
+
+# ----------------------------------------------------------------------------------------------------------- report
+
+
+def accuracies(rows: pd.DataFrame, name: str, runner: Runner) -> str:
+    """Plots our results (dots) and the paper's (diamonds) for a report. Returns the Markdown for the image, or "".
+
+    At the paper's scale, the plot shows accuracies (for Table 3, those of predictions from h).
+    Accuracies at the small scale are not comparable with the paper's. Therefore, the plot shows the
+    changes in accuracy relative to a baseline run, or only our accuracies if no changes can be
+    computed.
+    """
+    plots_changes = runner.scale == "small" and rows["change"].notna().any()
+    if plots_changes:
+        ours, paper = rows["change"], rows["change in the paper"]
+    else:
+        ours = 100 * rows["_ours"]
+        paper = rows["_paper"] if runner.scale == "paper" else float("nan")
+    points = rows[["run"]].assign(ours=ours, paper=paper).dropna(subset="ours")
+    if points.empty:
+        return ""
+    figure, axis = plt.subplots(figsize=(7, 0.6 + 0.26 * len(points)))
+    heights = range(len(points))[::-1]
+    for label, marker, face in (("ours", "o", "black"), ("paper", "D", "none")):
+        if points[label].notna().any():
+            style = dict(marker=marker, color="black", facecolors=face, label=label, zorder=3)
+            axis.scatter(points[label], heights, **style)
+    if plots_changes:
+        axis.axvline(0, color="0.6", linewidth=1)
+    axis.set_yticks(heights, points["run"], fontsize=8)
+    axis.set_xlabel("change in accuracy, percentage points" if plots_changes else "accuracy, %")
+    axis.grid(axis="y", color="0.85")
+    _add_legend(axis)
+    _save_svg(figure, os.path.join(runner.folder, name))
+    plt.close(figure)
+    return f"![accuracies]({name}.svg)"

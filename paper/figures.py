@@ -117,11 +117,7 @@ _FIGURES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {  # name -> (descr
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.ArgumentParser(
-        prog="python -m paper.figures",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.ArgumentParser(prog="python -m paper.figures", description=__doc__)
     subparsers = parser.add_subparsers(dest="name", required=True)
     for name, (text, flags) in _FIGURES.items():
         command = subparsers.add_parser(name, help=text)
@@ -133,23 +129,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def make(arguments: argparse.Namespace) -> str:
-    """Plots the figure selected by the arguments and returns the path of the PNG file.
-
-    Raises `UserError` if an argument is invalid, or if a file cannot be read or written.
-    """
-    drawing = tensorflow_startup.load("paper.drawing")
-    check_paths(
-        arguments, *(flag for flag in ("checkpoint", "csv", "out") if hasattr(arguments, flag))
-    )
-    values = vars(arguments)
-    return getattr(drawing, values.pop("name"))(**values)
-
-
 def main(argv: list[str] | None = None) -> None:
     """Runs the command-line program."""
     arguments = _parser().parse_args(argv)
-    console.log(command_line.run_command("paper.figures", lambda: make(arguments)))
+
+    def work():
+        drawing = tensorflow_startup.load("paper.drawing")
+        values = vars(arguments)
+        check_paths(arguments, *sorted({"checkpoint", "csv", "out"}.intersection(values)))
+        console.log(getattr(drawing, values.pop("name"))(**values))
+
+    command_line.run_command("paper.figures", work)
 
 
 if __name__ == "__main__":

@@ -16,17 +16,13 @@ LARGEST_NEGLIGIBLE = 1.0
 EQUAL_WITHIN = 2.0  # Means that differ by at most this number of percentage points count as equal.
 SHOWS, DOES_NOT_SHOW, TOO_SMALL = "shows", "does not show", "too small to tell"
 RULE = (
-    f"Findings are compared with {100 * LEVEL:.0f} % confidence intervals of the differences"
-    " between our runs, in "
-    f'percentage points. The result is "{SHOWS}" if the interval lies above 0, and'
-    f' "{DOES_NOT_SHOW}" if its lower '
-    f"limit is at most 0 and its upper limit is below {LARGEST_NEGLIGIBLE:g} point, which excludes"
-    " improvements of "
-    f'{LARGEST_NEGLIGIBLE:g} point or more. Otherwise, the difference is "{TOO_SMALL}". If the'
-    " finding is that a "
-    f'setting does not matter, the result is "{SHOWS}" if the interval lies within'
-    f" ±{EQUAL_WITHIN:g} points, and "
-    f'"{DOES_NOT_SHOW}" if it lies entirely outside. The intervals are not adjusted for the number'
+    f"Findings are compared with {100 * LEVEL:.0f} % confidence intervals of the differences between"
+    f' our runs, in percentage points. The result is "{SHOWS}" if the interval lies above 0, and'
+    f' "{DOES_NOT_SHOW}" if its lower limit is at most 0 and its upper limit is below'
+    f" {LARGEST_NEGLIGIBLE:g} point, which excludes improvements of {LARGEST_NEGLIGIBLE:g} point or"
+    f' more. Otherwise, the difference is "{TOO_SMALL}". If the finding is that a setting does not'
+    f' matter, the result is "{SHOWS}" if the interval lies within ±{EQUAL_WITHIN:g} points, and'
+    f' "{DOES_NOT_SHOW}" if it lies entirely outside. The intervals are not adjusted for the number'
     " of findings."
 )
 
@@ -55,14 +51,13 @@ class Finding:
     stated: str = ""
 
 
-# metric -> (column for h, or for both; column for g(h); the paper's metric for h; the paper's metric
-# for g(h))
-_COLUMNS = {
-    "accuracy": ("accuracy", "logistic regression on g(h)", "top-1", None),
-    "contrastive accuracy": ("contrastive accuracy", None, "contrastive accuracy", None),
-    "probe accuracy": ("h", "g(h)", "h", "g(h)"),
-}
 _ON_PROJECTION = ", g(h)"
+# metric -> ending of the runs' names -> (column, the paper's metric)
+_COLUMNS: dict[str, dict[str, tuple[str, str | None]]] = {
+    "accuracy": {"": ("accuracy", "top-1"), _ON_PROJECTION: ("logistic regression on g(h)", None)},
+    "contrastive accuracy": {"": ("contrastive accuracy", "contrastive accuracy")},
+    "probe accuracy": {"": ("h", "h"), _ON_PROJECTION: ("g(h)", "g(h)")},
+}
 
 FINDINGS = {
     "pairs": (
@@ -346,12 +341,11 @@ def _compare(
 
 def _values(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Returns our results for a metric, in percent, in the format that `fit` requires."""
-    column, projection_column, *_ = _COLUMNS[metric]
-    values = 100 * rows.pivot(index="run", columns="seed", values=column)
-    if projection_column:
-        others = 100 * rows.pivot(index="run", columns="seed", values=projection_column)
-        values = pd.concat([values, others.rename(index=lambda run: run + _ON_PROJECTION)])
-    return values.dropna(how="all")
+    values = [
+        rows.pivot(index="run", columns="seed", values=column).add_suffix(ending, axis="index")
+        for ending, (column, _) in _COLUMNS[metric].items()
+    ]
+    return 100 * pd.concat(values).dropna(how="all")
 
 
 def paper_difference(name: str, finding: Finding) -> str:
@@ -367,7 +361,6 @@ def paper_difference(name: str, finding: Finding) -> str:
 
 def _paper_value(name: str, run_name: str, metric: str) -> float | None:
     """Returns the paper's result for a run, in percent, or None if the paper does not state it."""
-    *_, measure, projection_measure = _COLUMNS[metric]
-    if projection_measure and run_name.endswith(_ON_PROJECTION):
-        run_name, measure = run_name.removesuffix(_ON_PROJECTION), projection_measure
-    return studies.find_run((name, run_name)).paper.get(measure)
+    ending = _ON_PROJECTION if run_name.endswith(_ON_PROJECTION) else ""
+    _, measure = _COLUMNS[metric][ending]
+    return studies.find_run((name, run_name.removesuffix(ending))).paper.get(measure)

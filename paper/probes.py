@@ -23,21 +23,17 @@ from runtime import command_line, console, tensorflow_startup
 from runtime.errors import UserError
 from runtime.paths import check_paths, check_writable_parent
 
-_PROBES = "color,rotation,noise,sobel"
-
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.ArgumentParser(
-        prog="python -m paper.probes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.ArgumentParser(prog="python -m paper.probes", description=__doc__)
     parser.add_argument(
         "--checkpoint", required=True, help="checkpoint or SavedModel, specified as for run.py"
     )
     parser.add_argument("--dataset", required=True, help="data set, specified as for run.py")
     parser.add_argument(
-        "--probes", default=_PROBES, help="comma-separated probes (default: %(default)s)"
+        "--probes",
+        default="color,rotation,noise,sobel",
+        help="comma-separated probes (default: %(default)s)",
     )
     parser.add_argument(
         "--train_split", default="train", help="training split (default: %(default)s)"
@@ -65,8 +61,7 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(
                 f"--out={arguments.out}: the path is a directory. Pass the path of a file."
             )
-        model, size = common.load(arguments.checkpoint)
-        config = common.parse_flags(arguments.flags, dataset=arguments.dataset, image_size=size)
+        model, config = common.load(arguments.checkpoint, arguments.dataset, arguments.flags)
         probes = [name.strip() for name in arguments.probes.split(",") if name.strip()]
         results = probing.run_probes(
             model, config, probes, arguments.train_split, arguments.test_split
@@ -74,10 +69,8 @@ def main(argv: list[str] | None = None) -> None:
         rows = [
             (
                 probe,
-                (
-                    f"majority baseline {accuracies['majority_baseline']:.3f}   h"
-                    f" {accuracies['h']:.3f}   g(h) {accuracies['z']:.3f}"
-                ),
+                f"majority baseline {accuracies['majority_baseline']:.3f}"
+                f"   h {accuracies['h']:.3f}   g(h) {accuracies['z']:.3f}",
             )
             for probe, accuracies in results.items()
         ]

@@ -13,7 +13,7 @@ import pandas as pd
 
 import config as config_lib
 from checkpoints.records import Record
-from paper import findings, results, runner, studies
+from paper import drawing, findings, results, runner, studies
 from paper.runner import Runner
 from runtime import console, progress, storage
 
@@ -51,7 +51,7 @@ def write_report(names: list[str], runner: Runner) -> str:
     blocks = [
         f"# The paper's tables, {runner.scale} scale",
         *introduction(done, runner),
-        *[findings.RULE] * any(name in findings.FINDINGS for name in tables),
+        *[findings.RULE] * bool(findings.FINDINGS.keys() & tables),
         *overview(tables, runner.scale),
         *sections,
     ]
@@ -78,7 +78,7 @@ def _csv(rows: pd.DataFrame) -> str:
     public = rows.drop(columns=["_ours", "_paper"]).assign(
         **{"same direction": _same_direction(rows)}
     )
-    changes = {title: 1 for title in rows if title.startswith(("change", "difference"))}
+    changes = dict.fromkeys(rows.filter(regex="^(change|difference)"), 1)
     return public.round(changes | _DECIMALS).convert_dtypes().to_csv(index=False)
 
 
@@ -153,15 +153,16 @@ def overview(tables: dict[str, pd.DataFrame], scale: str) -> list[str]:
       tables: study name -> result of `results.table` with at least one row.
       scale: paper or small.
     """
-    lines, num_studies = [], 0
+    lines = []
     for name, rows in tables.items():
-        study, comparisons = studies.STUDIES[name], findings.compare(name, rows, scale)
-        for index, comparison in enumerate(comparisons):
-            title = "" if index else f"{study.title} ({study.source})"
+        study = studies.STUDIES[name]
+        title = f"{study.title} ({study.source})"
+        for comparison in findings.compare(name, rows, scale):
             lines.append([title, *_finding_row(comparison)])
-        num_studies += bool(comparisons)
-    titles = ["study", *_FINDING_TITLES]
-    return ["### Findings", _markdown_table(titles, lines)] if num_studies > 1 else []
+            title = ""
+    if sum(bool(title) for title, *_ in lines) < 2:
+        return []
+    return ["### Findings", _markdown_table(["study", *_FINDING_TITLES], lines)]
 
 
 _FINDING_TITLES = [
@@ -213,7 +214,7 @@ def section(name: str, rows: pd.DataFrame, runner: Runner, records: dict[str, Re
         blocks += [
             " ".join(filter(None, above)),
             _markdown_table(*table),
-            _plot(averaged, name, runner),
+            drawing.accuracies(averaged, name, runner),
             *_findings(findings.compare(name, rows, runner.scale)),
             *_correlations(name, runner, records),
         ]
@@ -221,7 +222,7 @@ def section(name: str, rows: pd.DataFrame, runner: Runner, records: dict[str, Re
             blocks += ["Mean and standard deviation over runs:", _data_markdown(averages)]
         blocks += _flags(study, averaged, runner)
     if study.cited:
-        cited = pd.DataFrame({"": label, **values} for label, values in study.cited)
+        cited = pd.DataFrame({"": label, **values} for label, values in study.cited.items())
         blocks += ["From the paper:", _data_markdown(cited.astype(object))]
     return blocks
 
@@ -256,9 +257,9 @@ def shown_table(
     ]
     order = [
         *("run", *["seeds"] * several, "changed flags"),
-        *(title for title in rows if title.startswith("paper, ")),
+        *rows.filter(like="paper, "),
         *measures,
-        *(title for title in rows if title.startswith("difference")),
+        *rows.filter(like="difference"),
         *["baseline"] * (rows["baseline"].nunique() > 1),
         *("change", "change in the paper", "same direction", "status", "minutes"),
     ]
@@ -282,8 +283,9 @@ def shown_table(
 
 def _settings(study: studies.Study, runner_: Runner) -> str:
     """Describes the settings for our runs."""
-    runs = study.runs_at(runner_.scale)
-    recipes = dict.fromkeys(run.small_recipe for run in runs if not run.transfer)
+    recipes = dict.fromkeys(
+        run.small_recipe for run in study.runs_at(runner_.scale) if not run.transfer
+    )
     if runner_.scale != "small" or not recipes:
         return ""
     settings = " or ".join(runner.describe_recipe(name, runner_.extra) for name in recipes)
@@ -346,48 +348,3 @@ def _flags(study: studies.Study, rows: pd.DataFrame, runner: Runner) -> list[str
         _markdown_table(["run", "directory", "flags"], texts),
         "</details>",
     ]
-
-
-# ------------------------------------------------------------------------------------------------------------- plots
-
-
-def _plot(rows: pd.DataFrame, name: str, runner: Runner) -> str:
-    """Plots our results (dots) and the paper's (diamonds). Returns the Markdown for the image, or "".
-
-    At the paper's scale, the plot shows accuracies (for Table 3, those of predictions from h).
-    Accuracies at the small scale are not comparable with the paper's. Therefore, the plot shows the
-    changes in accuracy relative to a baseline run, or only our accuracies if no changes can be
-    computed.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plots_changes = runner.scale == "small" and rows["change"].notna().any()
-    if plots_changes:
-        ours, paper = rows["change"], rows["change in the paper"]
-    else:
-        ours = 100 * rows["_ours"]
-        paper = rows["_paper"] if runner.scale == "paper" else float("nan")
-    points = rows[["run"]].assign(ours=ours, paper=paper).dropna(subset="ours")
-    if points.empty:
-        return ""
-    figure, axis = plt.subplots(figsize=(7, 0.6 + 0.26 * len(points)))
-    heights = range(len(points))[::-1]
-    axis.scatter(points["ours"], heights, color="black", label="ours", zorder=3)
-    if points["paper"].notna().any():
-        style = dict(marker="D", color="black", facecolors="none", label="paper", zorder=3)
-        axis.scatter(points["paper"], heights, **style)
-    if plots_changes:
-        axis.axvline(0, color="0.6", linewidth=1)
-    axis.set_yticks(heights, points["run"], fontsize=8)
-    axis.set_xlabel("change in accuracy, percentage points" if plots_changes else "accuracy, %")
-    axis.grid(axis="y", color="0.85")
-    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    # By default, element IDs are random, and the file contains the date.
-    with matplotlib.rc_context({"svg.hashsalt": "paper"}):
-        path = os.path.join(runner.folder, f"{name}.svg")
-        figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-    plt.close(figure)
-    return f"![accuracies]({name}.svg)"

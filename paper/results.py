@@ -75,11 +75,12 @@ class Result:
 def read_records(runner: Runner) -> dict[str, Record]:
     """Returns the records of all runs at a scale that have finished in their directories, keyed by directory name.
 
+    The folder of the scale must exist.
+
     Raises:
       UserError: a record is corrupt.
     """
-    names = sorted(os.listdir(runner.folder)) if os.path.isdir(runner.folder) else []
-    records = {name: Record.read(os.path.join(runner.folder, name)) for name in names}
+    records = {entry.name: Record.read(entry.path) for entry in os.scandir(runner.folder)}
     return {name: record for name, record in records.items() if record}
 
 
@@ -153,19 +154,15 @@ def table(name: str, results: list[Result], runner: Runner) -> pd.DataFrame:
     rows = pd.DataFrame([_row(study, result, runner) for result in results])
     if rows.empty:
         return rows
-    numbers = [*MEASURES, "_ours", "_paper"]
-    rows[numbers] = rows[numbers].astype(float)
+    rows = rows.astype(dict.fromkeys((*MEASURES, "_ours", "_paper"), float))
     by_run = rows.set_index(["run", "seed"])[["_ours", "_paper"]]
-    names = [study.baseline_of(run) or "" for run in rows["run"]]
-    baselines = pd.MultiIndex.from_arrays([names, rows["seed"]])
+    baselines = pd.MultiIndex.from_arrays([rows["run"].map(study.baseline_of), rows["seed"]])
     rows["baseline"] = baselines.get_level_values(0).where(baselines.isin(by_run.index), None)
     changes = by_run.to_numpy() - by_run.reindex(baselines).to_numpy()
     rows["change"], rows["change in the paper"] = 100 * changes[:, 0], changes[:, 1]
-    # For Table 3, the change is from g(h) to h in the same run.
-    is_probe = rows["h"].notna()
-    rows.loc[is_probe, "change"] = 100 * (rows["h"] - rows["g(h)"])
-    if is_probe.any():
-        rows.loc[is_probe, "change in the paper"] = rows["paper, h"] - rows["paper, g(h)"]
+    if "paper, h" in rows:  # For Table 3, the change is from g(h) to h in the same run.
+        rows["change"] = 100 * (rows["h"] - rows["g(h)"])
+        rows["change in the paper"] = rows["paper, h"] - rows["paper, g(h)"]
     rows["best"] = rows["directory"].isin(_find_best(results, runner))
     return rows
 
@@ -176,7 +173,6 @@ def _row(study: studies.Study, result: Result, runner: Runner) -> dict[str, Any]
     measures = {title: record.results.get(key) for title, key in MEASURES.items()}
     measures["accuracy"] = runner_lib.accuracy(record.results)
     ours = dict.fromkeys(_MAIN_MEASURES, measures["accuracy"]) | measures
-    changed = run.small_flags.items() if runner.scale == "small" else ()
     # Differences are meaningful only at the paper's scale, since other data sets and batch sizes
     # change all metrics.
     differences = {
@@ -188,15 +184,15 @@ def _row(study: studies.Study, result: Result, runner: Runner) -> dict[str, Any]
         and ours[measure] is not None
         and measure not in ("million parameters", "majority baseline")
     }
-    main = next((measure for measure in (*_MAIN_MEASURES, "h") if measure in run.paper), None)
+    main = next((measure for measure in (*_MAIN_MEASURES, "h") if measure in run.paper), "accuracy")
     return {
         "run": run.name,
         "seed": run.seed,
         # Additional evaluations are omitted here, since they are shown as additional columns.
         "changed flags": ", ".join(
             f"{flag} {value}"
-            for flag, value in changed
-            if flag not in ("eval_protocol", "eval_projections")
+            for flag, value in run.small_flags.items()
+            if runner.scale == "small" and flag not in ("eval_protocol", "eval_projections")
         ),
         **{f"paper, {measure}": number for measure, number in run.paper.items()},
         **measures,
@@ -206,7 +202,7 @@ def _row(study: studies.Study, result: Result, runner: Runner) -> dict[str, Any]
         **run.plot_columns,
         **{title: _PLOTTED[title](runner.config(run)) for title in study.plotted},
         "directory": result.name,
-        "_ours": ours[main or "accuracy"],
+        "_ours": ours[main],
         "_paper": run.paper.get(main),
     }
 
@@ -218,8 +214,8 @@ def means(rows: pd.DataFrame) -> pd.DataFrame:
     of the accuracy. Changes are averaged over the seeds that both runs have.
     """
     groups = rows.groupby("run", sort=False)
-    averaged = {"accuracy", "minutes", "change", "_ours", *MEASURES}
-    averaged |= {title for title in rows if title.startswith("difference")}
+    differences = rows.filter(like="difference")
+    averaged = {"accuracy", "minutes", "change", "_ours", *MEASURES, *differences}
     result = groups.agg({title: "mean" if title in averaged else "first" for title in rows})
     result["seeds"], result["deviation"] = groups.size(), groups["accuracy"].std()
     result["best"] = groups["best"].all()
@@ -240,7 +236,7 @@ def _find_best(results: list[Result], runner: Runner) -> set[str]:
     """
     groups, best = {}, set()
     for result in results:
-        if result.run.transfer and "test" in result.record.results:
+        if "test" in result.record.results:
             columns = result.run.plot_columns
             key = columns["task"], columns["protocol"] == "linear", result.run.seed
             groups.setdefault(key, []).append(result)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import json
 import math
 import os
 import shlex
@@ -111,7 +110,7 @@ class Runner:
             values["start"] = self.settings(studies.find_run(run.starts_from))
         if run.probe:
             values["probe"] = run.probe
-        return json.loads(json.dumps(values))
+        return values
 
     def directory_name(self, run: studies.Run) -> str:
         """Returns the name of a run's directory: the network and a hash of the settings."""
@@ -162,7 +161,7 @@ class Runner:
                 *self.arguments(run),
                 *config_lib.as_flags(own),
                 *start,
-                *_quoted_flags(passed_on),
+                *quoted_flags(passed_on),
                 f"--{output}={directory}",
             ],
             *([self._probe_command(run, directory)] if run.probe else []),
@@ -182,7 +181,7 @@ class Runner:
             f"--dataset={config.dataset}",
             f"--train_split={config.train_split}",
             f"--test_split={config.eval_split}",
-            *_quoted_flags(self._split_extra()[0]),
+            *quoted_flags(self._split_extra()[0]),
             f"--out={os.path.join(directory, 'probes.json')}",
         ]
 
@@ -253,19 +252,18 @@ class Runner:
         with lock:
             os.listdir(directory)  # NFS may hide files of other machines until the next listing.
             # Another process may have finished the run before this process locked it.
-            record = records.Record.read(directory)
-            if record is None:
-                start = run.starts_from
-                if start and self.run(start[0], studies.find_run(start)).diverged:
-                    results = None
-                else:
-                    console.log(f"running {study}, {run.label}; output: {directory}/run.log")
-                    with records.timing(directory):
-                        results = self._execute(run, directory, lock)
-                record = records.finish(
-                    directory, self.settings(run), results or {}, diverged=results is None
-                )
-        return record
+            if record := records.Record.read(directory):
+                return record
+            start = run.starts_from
+            if start and self.run(start[0], studies.find_run(start)).diverged:
+                results = None
+            else:
+                console.log(f"running {study}, {run.label}; output: {directory}/run.log")
+                with records.timing(directory):
+                    results = self._execute(run, directory, lock)
+            return records.finish(
+                directory, self.settings(run), results or {}, diverged=results is None
+            )
 
     def _execute(
         self, run: studies.Run, directory: str, lock: Lock
@@ -281,7 +279,7 @@ class Runner:
         return _read_results(run, directory)
 
 
-def _quoted_flags(settings: dict[str, Any]) -> list[str]:
+def quoted_flags(settings: dict[str, Any]) -> list[str]:
     """Returns the argument --flags with settings of run.py, or nothing if there are none."""
     return [f"--flags={shlex.join(config_lib.as_flags(settings))}"] if settings else []
 
@@ -289,8 +287,8 @@ def _quoted_flags(settings: dict[str, Any]) -> list[str]:
 def find_file(directory: str, name: str) -> str:
     """Returns the path of a file in a run's directory, or in a directory in it, as `python -m transfer` writes it."""
     path = os.path.join(directory, name)
-    found = glob.glob(os.path.join(glob.escape(directory), "*", name))
-    return path if os.path.exists(path) or not found else found[0]
+    paths = [path, *glob.glob(os.path.join(glob.escape(directory), "*", name))]
+    return next(filter(os.path.exists, paths), path)
 
 
 def _read_results(run: studies.Run, directory: str) -> dict[str, float | str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import shlex
 
-import config as config_lib
 from paper import studies
-from paper.runner import Runner
+from paper.runner import Runner, quoted_flags
 from runtime.paths import slug
 
 
@@ -40,11 +39,11 @@ def runs_of(names: list[str], scale: str, num_seeds: int = 1) -> list[tuple[str,
 def schedule(runs: list[tuple[str, studies.Run]], runner: Runner) -> list[ScheduledRun]:
     """Returns distinct runs and the runs that they start from, sorted by stage."""
     groups = {}
-    for study, run in runs:
-        groups.setdefault(runner.directory_name(run), []).append((study, run))
-    # These runs are scheduled unless an identical run is requested.
-    for start in [start for _, run in runs for start in _starts(run)]:
-        groups.setdefault(runner.directory_name(start[1]), [start])
+    for pair in runs:
+        groups.setdefault(runner.directory_name(pair[1]), []).append(pair)
+    for _, run in runs:
+        for start in _starts(run):  # scheduled unless an identical run is requested
+            groups.setdefault(runner.directory_name(start[1]), [start])
     scheduled = [
         ScheduledRun(
             group[0][1], tuple(name_of(*pair) for pair in group), len(_starts(group[0][1])) + 1
@@ -76,12 +75,12 @@ def direct_command(scheduled: ScheduledRun, runner: Runner) -> str:
 
 def runner_command(scheduled: ScheduledRun, runner: Runner) -> str:
     """Returns a shell command that executes a run with `python -m paper.tables run` and stores all of its results."""
-    seed, extra = scheduled.run.seed, shlex.join(config_lib.as_flags(runner.extra))
+    seed = scheduled.run.seed
     return shlex.join(
         [
             *("python", "-m", "paper.tables", "run", f"--only={scheduled.names[0]}"),
             *(f"--scale={runner.scale}", f"--dir={runner.base}"),
             *[f"--seeds={seed}"] * (seed > 1),
-            *[f"--flags={extra}"] * bool(extra),
+            *quoted_flags(runner.extra),
         ]
     )

@@ -85,7 +85,7 @@ def _show(names: Sequence[str]) -> None:
         rows = [(run.name, _as_text(run.paper)) for run in study.runs]
         rows += [(run.name, "only at the small scale") for run in study.small_only]
         rows += [None] * bool(rows and study.cited) + [
-            (name, _as_text(numbers)) for name, numbers in study.cited
+            (name, _as_text(numbers)) for name, numbers in study.cited.items()
         ]
         cited = ", cited results below the line" if study.runs and study.cited else ""
         unit = f" (accuracies in %{cited})" if study.runs else ""
@@ -176,11 +176,7 @@ def _run(names: list[str], runner: runner_lib.Runner, num_seeds: int, only: Sequ
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.ArgumentParser(
-        prog="python -m paper.tables",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.ArgumentParser(prog="python -m paper.tables", description=__doc__)
     subparsers = parser.add_subparsers(dest="command", required=True)
     for name, text, tables, scale in (
         ("list", "list all studies: tables, figures, and results from the text", None, None),

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 import data_util
+import model as model_lib
 from augmentation import operators
 from config import Config
 from paper import common
-from probing import features, mlp
-from runtime import progress, rng
+from probing import mlp
+from runtime import rng
 from runtime.errors import UserError
 from runtime.pipelines import PARALLEL_CALLS, with_prefetching
 from sources import datasets
@@ -57,51 +57,40 @@ def transform(images: tf.Tensor, probe: str, seeds: tf.Tensor) -> tuple[tf.Tenso
 
 
 def probe_features(
-    model: keras.Model, source: Source, split: str, probe: str, config: Config
-) -> list[np.ndarray]:
+    model: model_lib.Model, source: Source, split: str, probe: str, config: Config
+) -> tuple[np.ndarray, ...]:
     """Returns h [examples, d], z [examples, d'] and classes [examples] for a split's transformed images.
 
-    The vectors are stored in memory maps (see `features.VectorFile`). Images are preprocessed as in
-    evaluation.
+    Images are preprocessed as in evaluation. See `common.extract_h_and_z`.
     """
 
-    def preprocess(key, item, label):
+    def preprocess(position, record):
+        key, item, _ = record
         size = config.image_size
         image = data_util.preprocess_image(
             source.decode(item), size, size, test_crop=config.center_crop_eval
         )
-        return image, tf.stack([key, tf.constant(_SEED, key.dtype)])
+        return image, tf.stack([key, tf.constant(_SEED, key.dtype)]), position
 
-    @tf.function(autograph=False)
-    def run(images, seeds):
-        images, classes = transform(images, probe, seeds)
-        endpoints = model(images, training=False)
-        return endpoints["final_avg_pool"], endpoints["proj_head_output"], classes
+    def draw(images, seeds, positions):
+        return *transform(images, probe, seeds), tf.ones(tf.shape(positions)), positions
 
-    batches = with_prefetching(
-        source.records(split).map(preprocess, PARALLEL_CALLS).batch(_BATCH_SIZE)
-    )
-    num_batches = -(-source.num_examples(split) // _BATCH_SIZE)
-    files, all_classes = (features.VectorFile(), features.VectorFile()), []
-    for batch in progress.track(batches, num_batches, f"{probe}: {split}"):
-        *vectors, classes = (tensor.numpy() for tensor in run(*batch))
-        for file, values in zip(files, vectors):
-            file.append(values)
-        all_classes.append(classes)
-    return [*(file.read(split) for file in files), np.concatenate(all_classes)]
+    images = source.records(split).enumerate().map(preprocess, PARALLEL_CALLS)
+    batches = with_prefetching(images.batch(_BATCH_SIZE).map(draw, PARALLEL_CALLS))
+    return common.extract_h_and_z(model, batches, f"{probe}: {split}")
 
 
 def run_probes(
-    model: keras.Model, config: Config, probes: list[str], train_split: str, test_split: str
+    model: model_lib.Model, config: Config, probes: list[str], train_split: str, test_split: str
 ) -> dict[str, dict[str, float]]:
-    """Runs the probes on a network.
+    """Runs the probes on a network with a projection head.
 
     Returns:
       One dict of accuracies per probe. `h` is the test accuracy on h, `z` is the test accuracy on z
       = g(h), and `majority_baseline` is the accuracy of always predicting the most frequent class.
 
     Raises:
-      UserError: a probe or split is unknown, or the network does not have a projection head.
+      UserError: a probe or split is unknown.
     """
     unknown = [name for name in probes if name not in PROBES]
     if unknown or not probes:
@@ -109,10 +98,9 @@ def run_probes(
         raise UserError(
             f"--probes={','.join(probes)}: {problem}. Use one or more of {','.join(PROBES)}."
         )
-    common.check_has_projection_head(model)
     source = common.open_source(config)
-    for flag, split in (("train_split", train_split), ("test_split", test_split)):
-        datasets.check_split(source, flag, split)
+    datasets.check_split(source, "train_split", train_split)
+    datasets.check_split(source, "test_split", test_split)
     results = {}
     for probe in probes:
         *train, train_classes = probe_features(model, source, train_split, probe, config)

@@ -14,28 +14,25 @@ from runtime import console, storage
 _MAX_CLASSES = 50  # With more classes, the picture would not be readable.
 
 
-def count(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """Returns how many examples of each class (rows) are classified as each class (columns).
+def report(
+    directory: str, step: int, labels: np.ndarray, logits: np.ndarray, names: Sequence[str]
+) -> None:
+    """Logs the lowest accuracies of classes and, for at most 50 classes, writes confusion_<step>.csv and .png.
 
     Args:
+      directory: directory of the files.
+      step: step of the checkpoint.
       labels: int [n].
       logits: [n, classes].
-
-    Returns:
-      int64 [classes, classes].
+      names: class names.
     """
-    num_classes = logits.shape[-1]
-    pairs = labels * num_classes + logits.argmax(-1)
-    return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
+    # Imported here because the import takes half a second.
+    from sklearn import metrics
 
-
-def report(directory: str, step: int, counts: np.ndarray, names: Sequence[str]) -> None:
-    """Logs the lowest accuracies of classes and, for at most 50 classes, writes confusion_<step>.csv and .png."""
+    counts = metrics.confusion_matrix(labels, logits.argmax(-1), labels=range(len(names)))
     table = pd.DataFrame(counts, names, names)
-    present = counts.sum(1) > 0
-    accuracies = pd.Series(
-        np.diag(counts)[present] / counts.sum(1)[present], np.array(names)[present]
-    )
+    # Classes without examples have no accuracy.
+    accuracies = (pd.Series(np.diag(counts), names) / table.sum(axis=1)).dropna()
     lowest = [f"{name} {value:.3f}" for name, value in accuracies.sort_values().items()]
     console.log(f"accuracy per class, lowest first: {console.join_first(lowest)}")
     if len(names) > _MAX_CLASSES:
@@ -46,15 +43,15 @@ def report(directory: str, step: int, counts: np.ndarray, names: Sequence[str]) 
 
 
 def draw(table: pd.DataFrame) -> bytes:
-    """Returns a PNG image of a confusion matrix. The numbers are rounded percentages of the class."""
+    """Returns a PNG image of a confusion matrix (rows: classes, columns: predicted classes), in rounded percent."""
     # Imported here because the imports take half a second.
     from matplotlib import figure as mpl_figure
     from sklearn import metrics
 
     size = max(3 + 0.35 * len(table), 5)
     figure = mpl_figure.Figure(figsize=(size, size), layout="constrained")
-    percent = 100 * table.to_numpy() / np.maximum(table.sum(axis=1).to_numpy()[:, np.newaxis], 1)
-    display = metrics.ConfusionMatrixDisplay(percent, display_labels=table.index)
+    percent = 100 * table.div(table.sum(axis=1).clip(lower=1), axis=0)
+    display = metrics.ConfusionMatrixDisplay(percent.to_numpy(), display_labels=table.index)
     display.plot(
         ax=figure.add_subplot(),
         cmap="Blues",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.spatial import distance
 
 
 def effective_rank(vectors: np.ndarray) -> float:
@@ -30,9 +31,8 @@ def uniformity(vectors: np.ndarray) -> float:
     See Wang and Isola 2020, with t = 2. The value is 0 if all directions are equal. For many
     dimensions, it approaches -4 if the directions are spread evenly.
     """
-    unit, count = _normalize(vectors), len(vectors)
-    total = np.exp(4 * (unit @ unit.T - 1)).sum() - count  # without the pairs (u, u)
-    return float(np.log(total / (count * (count - 1))))
+    squares = distance.pdist(_normalize(vectors), "sqeuclidean")
+    return float(np.log(np.mean(np.exp(-2 * squares))))
 
 
 def _normalize(vectors: np.ndarray) -> np.ndarray:

@@ -57,12 +57,10 @@ def collect(
       vectors: float32 [examples, d], ordered by position, as a memory map (see `VectorFile`).
       labels: int64 [examples] or [examples, classes], in the same order.
     """
-    file, all_labels, last_position = VectorFile(), [], -1
+    file, all_labels = VectorFile(), []
     for batch in progress.track(dataset, None, description):
         vectors, labels, weights, positions = (tensor.numpy() for tensor in compiled(batch))
         order = np.argsort(positions)
-        assert positions[order[0]] > last_position, "positions must increase from batch to batch"
-        last_position = positions[order[-1]]
         has_label = (labels >= 0).reshape(len(labels), -1).any(1)
         labeled = order[(weights[order] > 0) & has_label[order]]
         file.append(vectors[labeled])
@@ -152,6 +150,6 @@ def pixels_function(size: int) -> Callable:
             if images.shape[1] <= size
             else tf.image.resize(images, [size, size], antialias=True)
         )
-        return tf.reshape(small, [tf.shape(small)[0], int(np.prod(small.shape[1:]))])
+        return tf.reshape(small, [-1, math.prod(small.shape[1:])])
 
     return function

@@ -54,10 +54,8 @@ def lbfgs_accuracy(
     from sklearn import model_selection  # Imported lazily, since only this protocol needs it.
 
     inputs, labels = train
-    counts = np.bincount(labels)
-    can_stratify = (
-        counts[counts > 0].min() > 1 and _HELD_OUT_FRACTION * len(labels) >= (counts > 0).sum()
-    )
+    _, counts = np.unique(labels, return_counts=True)
+    can_stratify = counts.min() > 1 and _HELD_OUT_FRACTION * len(labels) >= len(counts)
     fit, held_out = model_selection.train_test_split(
         np.arange(len(labels)),
         test_size=_HELD_OUT_FRACTION,
@@ -95,7 +93,6 @@ class LogisticPath:
     """
 
     _loss: Callable[[np.ndarray, np.ndarray], tuple[float, np.ndarray]]
-    _curvature: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
     def __init__(
         self,
@@ -113,27 +110,26 @@ class LogisticPath:
           standardize: whether to divide the features by their standard deviations, so that the
             scale of a feature does not affect the regularization.
         """
+        # Imported lazily, since most runs fit no logistic regression.
+        from sklearn import preprocessing
+
         self._inputs, self._rows = inputs, np.arange(len(inputs)) if rows is None else rows
         labels = labels[self._rows]
         self._classes = _fittable_classes(labels)
         if labels.ndim == 2:
             self._num_classes, self._targets = labels.shape[1], labels[:, self._classes]
-            self._loss, self._curvature = _binary_loss, _binary_curvature
+            self._loss = _binary_loss
         else:
             self._num_classes, self._targets = (
                 self._classes.max() + 1,
                 np.searchsorted(self._classes, labels),
             )
-            self._loss, self._curvature = _softmax_loss, _softmax_curvature
+            self._loss = _softmax_loss
         count, width = len(self._rows), inputs.shape[1]
-        self._mean = sum(block.sum(0, dtype=np.float64) for block in self._raw_blocks()) / count
-        self._scale = np.ones(width)
-        if standardize:
-            deviation = np.sqrt(
-                sum(((block - self._mean) ** 2).sum(0) for block in self._raw_blocks()) / count
-            )
-            is_constant = deviation <= 1e-12 * abs(self._mean)  # The mean may have rounding errors.
-            self._scale = np.where(is_constant, 1.0, deviation)
+        scaler = preprocessing.StandardScaler(with_std=standardize)
+        for block in _slices(count):
+            scaler.partial_fit(inputs[self._rows[block]])
+        self._mean, self._scale = scaler.mean_, scaler.scale_ if standardize else 1.0
         self._basis = self._cached = None
         if count < width or 8 * count * (width + 1) <= _CACHED_BYTES:
             self._cached = self._prepare(self._rows)
@@ -146,11 +142,6 @@ class LogisticPath:
         self._weights = np.zeros([1 + min(count, width), len(self._classes)])
         # number of loss evaluations since the preconditioner was computed
         self._evaluations = np.inf
-
-    def _raw_blocks(self) -> Iterator[np.ndarray]:
-        """Yields blocks of the training examples' features."""
-        for block in _slices(len(self._rows)):
-            yield self._inputs[self._rows[block]]
 
     def _prepare(self, rows: np.ndarray) -> np.ndarray:
         """Returns centered and scaled inputs as float64, with an appended column of ones for the biases."""
@@ -211,9 +202,10 @@ class LogisticPath:
         """Returns the upper triangular matrix R such that R' R is the class-averaged Hessian at the current weights."""
         hessian = np.zeros([len(self._weights)] * 2)
         for inputs, targets in self._blocks():
-            hessian += inputs.T @ (
-                inputs * self._curvature(inputs @ self._weights, targets)[:, np.newaxis]
-            )
+            # The gradient with respect to a logit is p or p - 1, or 0 if the label is unknown, so
+            # the second derivative, p (1 - p), is |gradient| (1 - |gradient|).
+            slope = abs(self._loss(inputs @ self._weights, targets)[1])
+            hessian += inputs.T @ (inputs * np.mean(slope * (1 - slope), 1, keepdims=True))
         hessian /= len(self._rows)
         # Add a ridge, since the Hessian is singular if features are constant or there are few
         # examples.
@@ -301,18 +293,10 @@ def _fittable_classes(labels: np.ndarray) -> np.ndarray:
 
 def _softmax_loss(logits: np.ndarray, columns: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns the sum of the cross-entropies of logits [n, classes] with labels [n], and the gradient [n, classes]."""
-    logits = logits - logits.max(1, keepdims=True)
-    rows, gradient = np.arange(len(columns)), np.exp(logits)
-    sums = gradient.sum(1, keepdims=True)
-    gradient /= sums
-    gradient[rows, columns] -= 1
-    return np.sum(np.log(sums[:, 0]) - logits[rows, columns]), gradient
-
-
-def _softmax_curvature(logits: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Returns, for each example, the mean of the diagonal of the loss's Hessian with respect to the logits."""
-    del columns
-    return _variances(special.softmax(logits, 1))
+    log_probabilities, correct = special.log_softmax(logits, 1), (np.arange(len(columns)), columns)
+    gradient = np.exp(log_probabilities)
+    gradient[correct] -= 1
+    return -log_probabilities[correct].sum(), gradient
 
 
 def _binary_loss(logits: np.ndarray, targets: np.ndarray) -> tuple[float, np.ndarray]:
@@ -326,13 +310,3 @@ def _binary_loss(logits: np.ndarray, targets: np.ndarray) -> tuple[float, np.nda
         special.expit(logits) - is_present,
     )
     return np.sum(losses * is_known), gradient * is_known
-
-
-def _binary_curvature(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Returns, for each example, the mean of the diagonal of the loss's Hessian with respect to the logits."""
-    return _variances(special.expit(logits) * (targets >= 0))
-
-
-def _variances(probabilities: np.ndarray) -> np.ndarray:
-    """Returns the Bernoulli variances of probabilities [n, classes], averaged over the classes."""
-    return (probabilities * (1 - probabilities)).mean(1)

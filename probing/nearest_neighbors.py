@@ -14,17 +14,14 @@ def knn_accuracy(
     test: tuple[np.ndarray, np.ndarray],
     neighbors: int = KNN_NEIGHBORS,
     temperature: float | None = None,
-) -> dict[str, float]:
-    """Evaluates k-nearest-neighbor classification with cosine similarity.
+) -> float:
+    """Returns the test accuracy, in [0, 1], of k-nearest-neighbor classification with cosine similarity.
 
     Args:
       train: (features [n, d], labels [n]).
       test: (features [m, d], labels [m]).
       neighbors: number k of voting neighbors. If it exceeds n, n is used.
       temperature: votes are weighted by exp(cosine similarity / temperature), or equally if None.
-
-    Returns:
-      A dict with `accuracy`, the test accuracy in [0, 1].
     """
     from sklearn import neighbors as sklearn_neighbors
 
@@ -35,4 +32,4 @@ def knn_accuracy(
     classifier = sklearn_neighbors.KNeighborsClassifier(
         k, weights=weights, metric="cosine", algorithm="brute"
     )
-    return dict(accuracy=float(classifier.fit(*train).score(*test)))
+    return float(classifier.fit(*train).score(*test))

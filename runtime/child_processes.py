@@ -6,8 +6,10 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import os
+import pathlib
 import platform
 import queue
+import re
 import subprocess
 from collections.abc import Generator, Iterable
 
@@ -18,7 +20,6 @@ _STOPPED_STATUSES = {
     STOPPED_STATUS,
     *(status for signum in signals.SIGNALS for status in (128 + signum, -signum)),
 }
-_TAIL_BYTES = 4096  # number of bytes at the end of a log that are searched for its last line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,24 +156,18 @@ class Launcher:
 
 def _last_line(log: str, start: int) -> str:
     """Returns the last line of a log file, ignoring the first `start` bytes of the file."""
-    with open(log, "rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(start, end - _TAIL_BYTES))
-        text = file.read().decode(errors="replace").strip()
+    text = pathlib.Path(log).read_bytes()[start:].decode(errors="replace").strip()
     return text.splitlines()[-1] if text else "nothing was printed"
 
 
 def cpu_info() -> tuple[str, int]:
     """Returns the name of the CPU and the number of cores that this process may use."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [
-                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
-            ]
-    except OSError:  # macOS does not have this file.
-        names = []
+    info = pathlib.Path("/proc/cpuinfo")  # macOS does not have this file.
+    name = re.search(
+        r"^model name\s*: (.*)", info.read_text() if info.exists() else "", re.MULTILINE
+    )
     # `os.sched_getaffinity` exists only on Linux.
-    return names[0] if names else platform.processor() or platform.machine(), (
+    return name[1] if name else platform.processor() or platform.machine(), (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
 
@@ -182,7 +177,7 @@ def device_share(devices: str | None, index: int, num_shares: int) -> str | None
 
     The two shares of "0,1,2,3" are "0,2" and "1,3".
     """
-    names = devices.split(",") if devices else []
+    names = (devices or "").split(",")
     if len(names) < 2 or num_shares < 2:
         return None
     return ",".join(names[index % len(names) :: num_shares])

@@ -26,7 +26,6 @@ _REMEDIES = {
     "OpError": "Fix the cause",
 }
 _POSSIBLE_BUGS = {"InvalidArgumentError", "InternalError"}
-_LOST_WORKER = {"UnavailableError", "AbortedError"}
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -39,8 +38,9 @@ def exit_with_error(program: str, message: object, status: int = UserError.statu
 class ArgumentParser(argparse.ArgumentParser):
     """An argument parser with --version, which prints errors on a single line."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, **kwargs: Any):
+        # Descriptions contain example commands.
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
         # Git is called only if its revision is printed.
         text = version.describe() if "--version" in sys.argv else ""
         self.add_argument("--version", action="version", version=text, help="print the versions")
@@ -127,17 +127,17 @@ def describe(error: Exception) -> tuple[int, str]:
     if isinstance(error, UserError):
         return error.status, str(error)
     classes = [error_class.__name__ for error_class in type(error).__mro__]
-    remedy = next((_REMEDIES[name] for name in classes if name in _REMEDIES), None)
+    remedy = next(filter(None, map(_REMEDIES.get, classes)), None)
     if isinstance(error, OSError) and error.filename and error.strerror:
         reason = f"{error.filename}: {error.strerror}"
     else:
         reason = first_line(error)
     if remedy is None:
         return 1, reason
-    if _LOST_WORKER.intersection(classes):
+    if "OpError" in classes:
         from runtime import workers  # Requires TensorFlow, which has raised the error.
 
-        if workers.count_workers() > 1:
+        if workers.is_lost_worker(error):
             return STOPPED_STATUS, (
                 f"another worker has stopped or is unreachable ({reason}). Check its output; the"
                 " same command on all workers resumes."

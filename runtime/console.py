@@ -61,17 +61,14 @@ def set_up() -> None:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        stream, encoding = getattr(sys, name), "utf-8"
-        if stream is not None:
-            if stream is not getattr(sys, f"__{name}__"):
-                continue  # Other code, such as pytest's output capturing, has replaced the stream.
-            if isinstance(getattr(stream.buffer, "raw", None), _Console):
-                continue
+        stream = getattr(sys, name)  # None if it is closed
+        if stream is not getattr(sys, f"__{name}__"):
+            continue  # Other code, such as pytest's output capturing, has replaced the stream.
+        if stream:
             stream.flush()
-            encoding = stream.encoding
         console = io.TextIOWrapper(
             io.BufferedWriter(_Console(descriptor, "wb", closefd=False)),
-            encoding,
+            stream.encoding if stream else "utf-8",
             "backslashreplace",
             line_buffering=True,
         )

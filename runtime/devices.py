@@ -132,11 +132,8 @@ def accelerator_memory(use_tpu: bool) -> float | None:
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Returns whether this process is the chief, which writes checkpoints, results and messages."""
-    resolver = strategy.cluster_resolver
-    if resolver is None or resolver.task_type in (None, "", "chief"):
-        return True
-    has_chief = "chief" in resolver.cluster_spec().jobs
-    return resolver.task_type == "worker" and not resolver.task_id and not has_chief
+    # A property of `tf.compat.v1.distribute.StrategyExtended`, from which all strategies' classes derive.
+    return strategy.extended.should_checkpoint
 
 
 def check_precision(precision: str, use_tpu: bool) -> None:

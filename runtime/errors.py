@@ -60,7 +60,7 @@ def _cause_line(error: BaseException) -> str:
     lines = [
         _LOCATION_IN_LINE.sub("", line.strip()) for line in lines if not _LOCATION.match(line)
     ] + lines
-    return next((line for line in lines if line), type(error).__name__)
+    return next(filter(None, lines), type(error).__name__)
 
 
 class JobFailed(UserError):

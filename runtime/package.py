@@ -28,16 +28,17 @@ def main() -> None:
 def load(path: str, trainable: bool = False) -> Any:
     """Loads an encoder; see `inference.load`."""
     names = {entry.partition(".")[0] for entry in os.listdir(_DIRECTORY)}
-    others = {
-        key: sys.modules.pop(key) for key in list(sys.modules) if key.partition(".")[0] in names
-    }
+
+    def take_modules():
+        keys = [key for key in sys.modules if key.partition(".")[0] in names]
+        return {key: sys.modules.pop(key) for key in keys}
+
+    others = take_modules()
     sys.modules.update(_MODULES)
     sys.path.insert(0, _DIRECTORY)
     try:
         return importlib.import_module("inference").load(path, trainable)
     finally:
         sys.path.remove(_DIRECTORY)
-        for key in list(sys.modules):
-            if key.partition(".")[0] in names:
-                _MODULES[key] = sys.modules.pop(key)
+        _MODULES.update(take_modules())
         sys.modules.update(others)

@@ -60,7 +60,7 @@ class Progress:
         if timed:
             self._timed_steps += new_steps
             self._seconds += seconds
-        self._bar.set_postfix({name: f"{value:.3g}" for name, value in metrics.items()}, False)
+        self._bar.set_postfix(metrics, False)
         self._bar.update(new_steps)
         rate = self.images_per_second
         left = (self._total - step) * self._batch_size / rate if rate else 0.0
@@ -69,8 +69,7 @@ class Progress:
             self._announces_end = False
             if left > _LONG_SECONDS:
                 console.log(f"expected end of training: {console.format_end(left)}")
-        is_due = self._since_line() >= _LINE_SECONDS or step == self._total
-        if self._shows_lines and is_due:
+        if self._shows_lines and (self._since_line() >= _LINE_SECONDS or step == self._total):
             self._since_line = stopwatch()
             values = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
             console.log(

@@ -9,13 +9,18 @@ import tensorflow as tf
 _T = TypeVar("_T")  # a tensor, or a nested structure of tensors
 
 
+def count(strategy: tf.distribute.Strategy | None) -> int:
+    """Returns the number of replicas, which is 1 without a strategy."""
+    return 1 if strategy is None else strategy.num_replicas_in_sync
+
+
 def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Tensor:
     """Concatenates `tensor` [n, ...] from all replicas along the first axis, in replica order.
 
     The tensors of all replicas must have the same shape. The gradient with respect to a replica's
     tensor is the sum of the gradients from all replicas.
     """
-    if not _communicates(strategy):
+    if count(strategy) == 1:
         return tensor
     context = tf.distribute.get_replica_context()
     if strategy.extended._use_merge_call():
@@ -26,21 +31,18 @@ def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Ten
 
 def _gather_by_sum(tensor: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.Tensor:
     """Returns the same as `all_gather`, as a sum over the replicas of tensors that contain zeros in all other rows."""
-    shape, count = tf.shape(tensor), context.num_replicas_in_sync
-    index = tf.cast(context.replica_id_in_sync_group, tf.int32)
-    rows = tf.scatter_nd([[index]], tensor[tf.newaxis], tf.concat([[count], shape], 0))
-    gathered = tf.reshape(
-        context.all_reduce(tf.distribute.ReduceOp.SUM, rows), tf.concat([[-1], shape[1:]], 0)
-    )
-    total = None if tensor.shape[0] is None else count * tensor.shape[0]
-    return tf.ensure_shape(gathered, [total, *tensor.shape[1:]])
+    index, zeros = tf.cast(context.replica_id_in_sync_group, tf.int32), tf.zeros_like(tensor)
+    rows = [
+        tf.where(index == replica, tensor, zeros) for replica in range(context.num_replicas_in_sync)
+    ]
+    return context.all_reduce("SUM", tf.concat(rows, 0))
 
 
 def row_offset(
     local_rows: int | tf.Tensor, strategy: tf.distribute.Strategy | None
 ) -> int | tf.Tensor:
     """Returns the index of this replica's first row in the result of `gather` if each replica has `local_rows` rows."""
-    if not _communicates(strategy):
+    if count(strategy) == 1:
         return 0
     # Cast, because a TPU replica's id is an unsigned 32-bit tensor, which range and one_hot do not
     # support.
@@ -51,9 +53,9 @@ def row_offset(
 
 def mean(values: _T, strategy: tf.distribute.Strategy | None) -> _T:
     """Averages a tensor, or a nested structure of tensors, over all replicas with a single all-reduce."""
-    if not _communicates(strategy):
+    if count(strategy) == 1:
         return values
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, values)
+    return tf.distribute.get_replica_context().all_reduce("MEAN", values)
 
 
 def mean_and_variance(
@@ -74,7 +76,3 @@ def mean_and_variance(
     # Adding the variances within and between the parts avoids the cancellation in E[x^2] - E[x]^2.
     deviations = tf.math.squared_difference(means, batch_mean)
     return batch_mean, mean(tf.reduce_mean(variances + deviations, 0), strategy)
-
-
-def _communicates(strategy: tf.distribute.Strategy | None) -> bool:
-    return strategy is not None and strategy.num_replicas_in_sync > 1

@@ -36,7 +36,7 @@ def step_seed(seed: int, stream: int, step: int | tf.Tensor) -> tf.Tensor:
     In contrast to `fold_in`, it returns the same seed in functions compiled by XLA.
     """
     key = np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64).astype(np.int64)
-    return tf.concat([key, tf.reshape(tf.cast(step, tf.int64), [1])], 0)
+    return tf.stack([key[0], tf.cast(step, tf.int64)])
 
 
 def scalar_seed(seed: tf.Tensor) -> tf.Tensor:

@@ -143,9 +143,9 @@ def remove_scratch(directory: str, label: str = "") -> None:
 
     Call this function only while holding a lock that excludes other processes with this label.
     """
-    for entry in os.scandir(directory) if os.path.isdir(directory) else ():
-        if entry.name.startswith(TEMP_PREFIX + label) and entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path)
+    for path in pathlib.Path(directory).glob(f"{TEMP_PREFIX}{label}*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
 
 
 @contextlib.contextmanager

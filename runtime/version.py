@@ -12,11 +12,14 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 def revision() -> str:
     """Returns the Git revision. A trailing + indicates uncommitted changes. Empty outside a repository."""
-    if not os.path.exists(os.path.join(_ROOT, ".git")):
-        return ""
     with contextlib.suppress(OSError):  # Git is not installed.
-        git = ("git", "describe", "--always", "--abbrev=10", "--dirty=+")
-        return subprocess.run(git, cwd=_ROOT, capture_output=True, text=True).stdout.strip()
+        # A repository that contains the directory does not count.
+        return subprocess.run(
+            ["git", "--git-dir=.git", "describe", "--always", "--abbrev=10", "--dirty=+"],
+            cwd=_ROOT,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
     return ""
 
 

@@ -41,9 +41,16 @@ def use_slurm_cluster() -> None:
     """
     try:
         num_tasks = int(os.environ["SLURM_STEP_NUM_TASKS"])
-        local_task = int(os.environ["SLURM_LOCALID"])
-        workers = _slurm_workers(num_tasks)
-        address = f"{os.environ['SLURMD_NODENAME']}:{_first_slurm_port() + local_task}"
+        node, local_task = os.environ["SLURMD_NODENAME"], int(os.environ["SLURM_LOCALID"])
+        port = _first_slurm_port()
+        # With the default arguments, the resolver fails on nodes without GPUs, and replaces Slurm's
+        # choice of GPUs with the first GPUs of the node. The numbers of GPUs that are passed here
+        # only ensure that no task is omitted.
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+            port_base=port, gpus_per_node=num_tasks, gpus_per_task=1, auto_set_gpu=False
+        )
+        workers = resolver.cluster_spec().as_dict()["worker"]
+        address = f"{node}:{port + local_task}"
         # The index is not SLURM_PROCID: the resolver sorts nodes by name, so that node10 precedes
         # node9, and assumes that consecutive tasks run on the same node, which is not the case with
         # --distribution=cyclic. `index` raises ValueError if the address is not in the list.
@@ -60,25 +67,9 @@ def use_slurm_cluster() -> None:
             "--cluster=slurm: TF_CONFIG is also set. Unset TF_CONFIG, or remove the flag."
         )
     if previous != tf_config:  # Otherwise, there is one task, or this function was called before.
-        _share_gpus(
-            local_task,
-            sum(worker.rpartition(":")[0] == address.rpartition(":")[0] for worker in workers),
-        )
+        _share_gpus(local_task, sum(worker.startswith(f"{node}:") for worker in workers))
         os.environ["TF_CONFIG"] = tf_config
         console.log(f"TF_CONFIG from Slurm: worker {task['index']} of {num_tasks}, {address}")
-
-
-def _slurm_workers(num_tasks: int) -> list[str]:
-    """Returns the addresses of all tasks of this Slurm job step. Raises RuntimeError or ValueError if they are unknown.
-
-    With the resolver's default arguments, it fails on nodes without GPUs, and replaces Slurm's
-    choice of GPUs with the first GPUs of the node. The numbers of GPUs that are passed here only
-    ensure that no task is omitted.
-    """
-    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-        port_base=_first_slurm_port(), gpus_per_node=num_tasks, gpus_per_task=1, auto_set_gpu=False
-    )
-    return resolver.cluster_spec().as_dict()["worker"]
 
 
 def _first_slurm_port() -> int:
@@ -140,16 +131,16 @@ def _read_tf_config() -> tuple[str | None, list[str]]:
         cluster = resolver.cluster_spec()
         if not {"chief", "worker"}.issuperset(cluster.jobs):
             raise ValueError("the only supported jobs are chief and worker")
-        task = resolver.task_type, resolver.task_id
-        own_address = cluster.task_address(*task)  # Fails if there are no workers.
-        peers = [
+        # Fails if there are no workers.
+        own_address = cluster.task_address(resolver.task_type, resolver.task_id)
+        addresses = [
             cluster.task_address(job, index)
             for job in cluster.jobs
             for index in cluster.task_indices(job)
-            if (job, index) != task
         ]
-        for address in (own_address, *peers):
+        for address in addresses:
             _split_address(address)
+        addresses.remove(own_address)
     except Exception as error:
         # The resolver raises exceptions of many types for malformed values.
         raise UserError(
@@ -157,7 +148,7 @@ def _read_tf_config() -> tuple[str | None, list[str]]:
             f" cluster of workers ({type(error).__name__}: {first_line(error)}). See"
             " docs/accelerators.md."
         ) from error
-    return own_address, peers
+    return own_address, addresses
 
 
 def _split_address(address: str) -> tuple[str, int]:

@@ -82,7 +82,7 @@ def check_split(source: Source, flag: str, split: str) -> int:
             ) from error
         raise UserError(
             f"--{flag}={split}: {source.name} has no such split. Use"
-            f" {', '.join(source.split_names)}, or a slice such as train[:90%]."
+            f" {', '.join(source.split_names)}, or a slice of them, such as [:90%]."
         ) from error
     if count == 0:
         raise UserError(

@@ -177,9 +177,9 @@ class FileSource(IndexedSource):
             raise ValueError(f"{split} has {len(groups)} images")
         row = boundary if boundary >= 0 else len(groups) + boundary
         if 0 < row < len(groups) and groups[row - 1] == groups[row]:
-            first = int(np.searchsorted(groups, groups[row]))
+            end = int(np.searchsorted(groups, groups[row], "right"))
             raise UserError(
-                f"{split}[:{boundary}]: this boundary divides a group of images. Use {first}, or a"
+                f"{split}[:{boundary}]: this boundary divides a group of images. Use {end}, or a"
                 " percentage."
             )
         return row

@@ -13,6 +13,7 @@ import pathlib
 import stat
 import struct
 import threading
+import unicodedata
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator
 from concurrent import futures
@@ -103,8 +104,8 @@ class Folder:
 
     @property
     def name(self) -> str:
-        """Name of the directory, without its parents."""
-        return os.path.basename(self.path)
+        """Name of the directory, without its parents, in Unicode form NFC (archives from macOS use NFD)."""
+        return unicodedata.normalize("NFC", os.path.basename(self.path))
 
     def files(self) -> Iterator[str]:
         """Yields the relative paths of all images, at any depth."""
@@ -274,7 +275,7 @@ def largest_values(
     """
     with _opened(content) as image:
         values = _read_values(image, content, conversion)
-        if values is None or values.colors.dtype == np.uint8:
+        if values is None or values.colors.dtype.itemsize == 1:
             return 0.0, 0.0
         largest = float(np.abs(values.colors.astype(np.float64)).max())
         if not largest < np.inf:
@@ -331,6 +332,7 @@ def _read_values(image: Any, content: bytes, conversion: Conversion) -> _Values 
     """Returns the pixels of an image that Pillow does not convert correctly to RGB, or None."""
     tags, bands = getattr(image, "tag_v2", {}), conversion.bands
     bits = np.ravel(tags.get(TiffImagePlugin.BITSPERSAMPLE, 8))
+    is_signed = np.ravel(tags.get(TiffImagePlugin.SAMPLEFORMAT, 1))[0] == 2
     is_inverted = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
     is_rgb = has_opacity = False
     is_tiff = isinstance(image, tifffile.TiffPage) or len(bits) > 1
@@ -346,10 +348,9 @@ def _read_values(image: Any, content: bytes, conversion: Conversion) -> _Values 
     elif image.format == "PNG" and content[24] > 8:
         values = tf.io.decode_png(content, dtype=tf.uint16).numpy()
         has_opacity = values.shape[-1] in (2, 4)
-    elif image.mode == "I":  # Pillow converts other integers to int32.
+    elif image.mode == "I" or is_signed:  # Pillow converts to int32 or uint8.
         kind = "u2" if image.format == "PPM" else "i4"
         if tags:
-            is_signed = np.ravel(tags.get(TiffImagePlugin.SAMPLEFORMAT, 1))[0] == 2
             kind = f"{'i' if is_signed else 'u'}{bits[0] // 8}"
         values = np.asarray(image).astype(kind)
     elif image.mode == "F" or image.mode.startswith("I;16") or bands:

@@ -156,8 +156,8 @@ def _classes(folder: Folder, flag: str, lines: list[str]) -> Images:
         if len(inner) > 1 or any(each.folders for each in inner):
             raise UserError(
                 f"{flag}: {child.name} would be a class, but contains split folders"
-                f" ({_names(inner)}). Move the split folders above the class folders, or pass"
-                f" {flag}/{child.path} if that folder is the data set."
+                f" ({_names(inner)}). Pass the folder that is the data set, {flag}/{child.path} or"
+                " another, or move the split folders above the class folders."
             )
     if not folder.folders:
         return {None: [*folder.files()]}
@@ -179,7 +179,10 @@ def _classes(folder: Folder, flag: str, lines: list[str]) -> Images:
             f"{_names(folder.folders)} are the classes, although they contain the same folders"
             f" ({console.join_first(sorted(shared))}). If those are the classes, move them up."
         )
-    return {child.name: [*child.files()] for child in folder.folders}
+    images = collections.defaultdict(list)
+    for child in folder.folders:
+        images[child.name] += child.files()
+    return {**images}
 
 
 def _labeled_splits(splits: dict[str, Images], flag: str, lines: list[str]) -> dict[str, Images]:

@@ -37,7 +37,7 @@ def list_source(
       data_dir: directory of the images, or None.
       image_key: name of the column with paths; by default `image`, `file_name`, `filename` or `path`.
       label_key: name of the column with labels; by default `label` or `class`.
-      group_pattern: value of `--group_pattern`, which is used if there is no column `group`.
+      group_pattern: value of `--group_pattern`, which replaces the column `group`.
 
     Raises:
       UserError: the table cannot be read, a column or an image is missing, or an image is listed
@@ -66,7 +66,7 @@ def list_source(
     images = paths.map(lambda path: os.path.relpath(os.path.join(root, path), root))
     if table.empty:
         raise UserError(f"{flag}: the table has no rows. Add images.")
-    labels = _column(table, flag, "label_key", label_key, _LABEL_COLUMNS)
+    labels = _column(table, flag, "label_key", label_key, _LABEL_COLUMNS).str.normalize("NFC")
     _check_rows(flag, "the same image is listed several times", images, images.duplicated(False))
     is_missing = [not os.path.isfile(os.path.join(root, image)) for image in images]
     missing = f"files are not in {root} (--data_dir selects another directory)"
@@ -75,7 +75,7 @@ def list_source(
     if "split" in table:
         splits = table["split"].str.strip().str.lower().map(layout.split_named)
         _check_rows(flag, "the split is not train, validation or test", images, splits.isna())
-    if "group" in table:
+    if "group" in table and group_pattern is None:
         groups = table["group"].str.strip()
         groups = groups.where(groups != "", images)
     else:

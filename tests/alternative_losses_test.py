@@ -10,14 +10,24 @@ import objective
 import simclr
 from config import Config
 
-LOSSES = [
-    ("nt_xent", False),
-    ("nt_logistic", False),
-    ("nt_logistic", True),
-    ("margin_triplet", False),
-    ("margin_triplet", True),
-]
 TEMPERATURE, MARGIN = 0.4, 0.6
+CONFIGS = [
+    Config(
+        contrastive_loss=name,
+        semi_hard=semi_hard,
+        negatives=negatives,
+        margin=MARGIN if semi_hard or name == "margin_triplet" else None,
+        temperature=TEMPERATURE,
+    )
+    for name, semi_hard in (
+        ("nt_xent", False),
+        ("nt_logistic", False),
+        ("nt_logistic", True),
+        ("margin_triplet", False),
+        ("margin_triplet", True),
+    )
+    for negatives in ("cross_view", "both")
+]
 
 
 def unit_views(images, width=5):
@@ -32,23 +42,22 @@ def sigma(x):
     return 1 / (1 + math.exp(-x))
 
 
-def loop_loss(name, semi_hard, both_views, first, second):
-    """Computes a loss with a loop over positive pairs and their negatives."""
+def loop_loss(config, first, second):
+    """Computes the loss that `config` selects with a loop over positive pairs and their negatives."""
     total, images = 0.0, len(first)
     for anchors, others in ((first, second), (second, first)):
         for i in range(images):
             positive = float(anchors[i] @ others[i])
             negatives = [float(anchors[i] @ others[j]) for j in range(images) if j != i]
-            negatives += [
-                float(anchors[i] @ anchors[j]) for j in range(images) if j != i and both_views
-            ]
-            if semi_hard:
+            if config.negatives == "both":
+                negatives += [float(anchors[i] @ anchors[j]) for j in range(images) if j != i]
+            if config.semi_hard:
                 candidates = [s for s in negatives if positive - MARGIN < s < positive]
                 negatives = [max(candidates)] if candidates else []
-            if name == "nt_xent":
+            if config.contrastive_loss == "nt_xent":
                 partition = sum(math.exp(s / TEMPERATURE) for s in [positive, *negatives])
                 total += -math.log(math.exp(positive / TEMPERATURE) / partition)
-            elif name == "nt_logistic":
+            elif config.contrastive_loss == "nt_logistic":
                 terms = [-math.log(sigma(-s / TEMPERATURE)) for s in negatives]
                 total += -math.log(sigma(positive / TEMPERATURE)) + sum(terms) / max(len(terms), 1)
             else:
@@ -57,48 +66,29 @@ def loop_loss(name, semi_hard, both_views, first, second):
     return total / images
 
 
-def compute_loss(name, semi_hard, both_views, z, strategy=None):
-    return objective.add_alternative_contrastive_loss(
-        z, name, True, TEMPERATURE, MARGIN, semi_hard, not both_views, strategy
-    )
-
-
-@pytest.mark.parametrize("both_views", [False, True])
-@pytest.mark.parametrize("name, semi_hard", LOSSES)
-def test_losses_match_loop_implementation(name, semi_hard, both_views):
+@pytest.mark.parametrize("hidden_norm", [True, False])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_losses_match_loop_implementation(config, hidden_norm):
     for images in (2, 9):
         first, second = unit_views(images)
-        z = tf.constant(3 * np.concatenate([first, second]))
-        loss, logits_ab, labels = compute_loss(name, semi_hard, both_views, z)
-        np.testing.assert_allclose(
-            loss, loop_loss(name, semi_hard, both_views, first, second), rtol=1e-12
+        z = tf.constant(np.concatenate([first, 2 * second]))
+        second = second if hidden_norm else 2 * second
+        loss, logits_ab, labels = objective.add_alternative_contrastive_loss(
+            z,
+            config.contrastive_loss,
+            hidden_norm,
+            TEMPERATURE,
+            MARGIN,
+            config.semi_hard,
+            config.negatives == "cross_view",
         )
         np.testing.assert_allclose(logits_ab, first @ second.T / TEMPERATURE, rtol=1e-12)
         np.testing.assert_array_equal(labels, np.eye(images))
-
-
-@pytest.mark.parametrize("hidden_norm", [True, False])
-@pytest.mark.parametrize("negatives", ["cross_view", "both"])
-@pytest.mark.parametrize("name, semi_hard", LOSSES)
-def test_loss_flags_select_the_loss_function(name, semi_hard, negatives, hidden_norm):
-    margin = MARGIN if semi_hard or name == "margin_triplet" else None
-    config = Config(
-        contrastive_loss=name,
-        semi_hard=semi_hard,
-        negatives=negatives,
-        margin=margin,
-        temperature=TEMPERATURE,
-        hidden_norm=hidden_norm,
-    )
-    first, second = unit_views(9)
-    z = tf.constant(np.concatenate([first, 2 * second]))
-    terms, reported = simclr.over_batch(z, z, None, config)
-    expected = loop_loss(
-        name, semi_hard, negatives == "both", first, second if hidden_norm else 2 * second
-    )
-    np.testing.assert_allclose(terms["contrast_loss"], expected, rtol=1e-12)
-    similarities = first @ second.T
-    assert reported["contrast_acc"] == np.mean(similarities.argmax(1) == np.arange(9))
+        terms, reported = simclr.over_batch(z, z, None, config.replace(hidden_norm=hidden_norm))
+        expected = loop_loss(config, first, second)
+        np.testing.assert_allclose([loss, terms["contrast_loss"]], [expected] * 2, rtol=1e-12)
+        is_hit = np.argmax(logits_ab, 1) == np.arange(images)
+        assert reported["contrast_acc"] == np.mean(is_hit)
 
 
 def table_2_gradient(name, u, positive, negatives):
@@ -167,44 +157,35 @@ def test_hardest_negative_within_the_margin_is_selected():
     )
 
 
-@pytest.mark.parametrize("both_views", [False, True])
-def test_two_replicas_compute_the_same_losses_as_one_replica(both_views, two_replicas):
+@pytest.mark.parametrize("config", [*CONFIGS, Config(loss_block_rows=4)])
+def test_losses_metrics_and_gradients_are_the_same_on_one_and_two_replicas(config, two_replicas):
+    views = np.stack(unit_views(6))
     # Each replica has three first views, followed by the three second views of the same images.
-    z_by_replica = np.stack(
-        [
-            np.concatenate([view[rows] for view in unit_views(6)])
-            for rows in (slice(0, 3), slice(3, 6))
-        ]
-    )
     local_z = two_replicas.experimental_distribute_values_from_function(
-        lambda context: tf.constant(z_by_replica[context.replica_id_in_sync_group])
+        lambda context: tf.constant(
+            np.concatenate(np.split(views, 2, 1)[context.replica_id_in_sync_group])
+        )
     )
 
-    def step(z):
-        results = []
-        for name, semi_hard in LOSSES:
-            with tf.GradientTape() as tape:
-                tape.watch(z)
-                loss, _, labels = compute_loss(name, semi_hard, both_views, z, two_replicas)
-                loss_share = loss / 2
-            results.append((loss, tape.gradient(loss_share, z), labels))
-        return results
-
-    results = tf.function(lambda z: two_replicas.run(step, args=(z,)))(local_z)
-    global_z = tf.constant(np.concatenate(unit_views(6)))
-    for (name, semi_hard), result in zip(LOSSES, results):
-        losses, gradients, labels = (
-            two_replicas.experimental_local_results(value) for value in result
-        )
+    def step(z, strategy):
         with tf.GradientTape() as tape:
-            tape.watch(global_z)
-            loss, _, _ = compute_loss(name, semi_hard, both_views, global_z)
-        np.testing.assert_allclose(np.mean(losses), loss, rtol=1e-12)
-        joined = np.concatenate(
-            [np.stack(gradients)[:, :3].reshape(6, -1), np.stack(gradients)[:, 3:].reshape(6, -1)]
-        )
-        np.testing.assert_allclose(joined, tape.gradient(loss, global_z), rtol=1e-9, atol=1e-12)
-        np.testing.assert_array_equal(np.concatenate(labels), np.eye(6))
+            tape.watch(z)
+            terms, metrics = simclr.over_batch(z, z, None, config, strategy)
+            loss_share = terms["contrast_loss"] / strategy.num_replicas_in_sync
+        return tape.gradient(loss_share, z), {**terms, **metrics}
+
+    expected_gradient, expected = step(
+        tf.constant(np.concatenate(views)), tf.distribute.get_strategy()
+    )
+    assert 0 < expected["contrast_acc"] < 1
+    results, scalars = tf.function(lambda: two_replicas.run(step, args=(local_z, two_replicas)))()
+    gradients = two_replicas.experimental_local_results(results)
+    joined = np.concatenate([np.split(gradient, 2) for gradient in gradients], 1)
+    np.testing.assert_allclose(joined.reshape(12, 5), expected_gradient, rtol=1e-10, atol=1e-14)
+    for name, value in scalars.items():
+        mean = two_replicas.reduce("MEAN", value, axis=None)
+        bound = 1e-12 if name == "contrast_loss" else 1e-6
+        np.testing.assert_allclose(mean, expected[name], rtol=bound)
 
 
 def test_margin_defaults_to_0_8_but_is_unset_for_losses_without_a_margin():

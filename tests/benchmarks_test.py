@@ -146,13 +146,8 @@ def test_losses_and_gradients_match_those_in_pytorch(depth, size, torch_python, 
     config = Config(resnet_depth=depth, image_size=size)
     model = model_lib.build_model(config, 10)
     variables = golden.assign_computed_weights(model)
-    heads = torch_names.head_names(variables)
-    names = {f"{part}.{name}": key for part in heads for key, name in heads[part].items()}
-    names |= {
-        f"encoder.{torch_names.torch_name(key)}": key
-        for key in variables
-        if key.startswith("model/resnet")
-    }
+    parts = torch_names.names_by_part(variables)
+    names = {f"{part}.{name}": key for part in parts for key, name in parts[part].items()}
     assert set(names.values()) == set(variables)
     random = np.random.default_rng(0)
     views = random.uniform(0, 1, (16, size, size, 3)).astype(np.float32)

@@ -18,15 +18,23 @@ _STATISTICS = [str(name) for name in ARRAYS["view/statistics"]]
 _WITH_ATOMS = ("chroma", "frac_at_0_or_1")
 
 
-def seeds(count):
-    return tf.data.Dataset.range(count).map(lambda i: tf.stack([tf.constant(5, tf.int64), i]))
-
-
 def seed_rows(count):
-    """Returns the seeds in `seeds(count)` as a tensor [count, 2]."""
+    """Returns `count` different seeds as a tensor [count, 2]."""
     return tf.stack(
         [tf.fill([count], tf.constant(5, tf.int64)), tf.range(count, dtype=tf.int64)], 1
     )
+
+
+def seeds(count):
+    """Returns a data set of the seeds in `seed_rows(count)`."""
+    return tf.data.Dataset.from_tensor_slices(seed_rows(count))
+
+
+def windows(height, width, count, *args):
+    """Returns the offsets [count, 2] and the sizes [count, 2] of random windows in an image."""
+    shape = tf.constant([height, width, 3])
+    samples = seeds(count).map(lambda seed: tf.stack(data_util.random_window(shape, seed, *args)))
+    return np.stack([*samples.as_numpy_iterator()])[..., :2].transpose(1, 0, 2)
 
 
 def crop(image, seed, size, **ranges):
@@ -144,18 +152,9 @@ def test_batch_random_blur_depends_on_neither_the_number_of_replicas_nor_xla():
 
 
 def test_crop_window_areas_and_aspect_ratios_match_the_paper():
-    shape = tf.constant([300, 400, 3])
-    samples = seeds(3000).map(lambda seed: tf.stack(data_util.random_window(shape, seed)))
-    (top, left, _), (height, width, _) = np.array(list(samples.as_numpy_iterator())).transpose(
-        1, 2, 0
-    )
-    area, aspect = height * width / 120_000, width / height
-    assert (
-        (top >= 0).all()
-        and (left >= 0).all()
-        and (top + height <= 300).all()
-        and (left + width <= 400).all()
-    )
+    offsets, sizes = windows(300, 400, 3000)
+    assert (offsets >= 0).all() and (offsets + sizes <= [300, 400]).all()
+    area, aspect = sizes.prod(1) / 120_000, sizes[:, 1] / sizes[:, 0]
     # Areas are in [0.08, 1], and those below 0.1 are rejected.
     assert area.min() == pytest.approx(0.1, abs=0.005) and area.max() == pytest.approx(1, abs=0.03)
     assert aspect.min() == pytest.approx(3 / 4, abs=0.01) and aspect.max() == pytest.approx(
@@ -167,12 +166,8 @@ def test_crop_window_areas_and_aspect_ratios_match_the_paper():
     "min_area, smallest", [(0.02, 0.02), (0.05, 0.05), (0.08, 0.1), (0.09, 0.09), (0.2, 0.2)]
 )
 def test_minimum_crop_area_takes_effect_and_its_default_matches_the_original(min_area, smallest):
-    shape = tf.constant([1000, 1000, 3])
-    samples = seeds(2000).map(
-        lambda seed: tf.stack(data_util.random_window(shape, seed, (min_area, 1.0))[1])
-    )
-    areas = np.array([np.prod(size[:2]) for size in samples.as_numpy_iterator()]) / 1e6
-    assert smallest - 0.002 < areas.min() < smallest + 0.007
+    _, sizes = windows(1000, 1000, 2000, (min_area, 1.0))
+    assert smallest - 0.002 < sizes.prod(1).min() / 1e6 < smallest + 0.007
 
 
 def test_crop_matches_slicing_followed_by_tf_image_resize_for_uint8_and_float():
@@ -294,17 +289,6 @@ def test_uniform_samples_match_pure_python_splitmix64():
         assert float(draw) == ((z ^ z >> 31) >> 40) / 2**24
 
 
-@pytest.mark.parametrize("shape", [(50, 50), (33, 80), (80, 33), (8, 8)])
-def test_evaluation_without_crop_keeps_the_whole_shorter_side(shape):
-    image = np.random.default_rng(5).uniform(0, 1, (*shape, 3)).astype(np.float32)
-    side = min(shape)
-    top, left = (shape[0] - side + 1) // 2, (shape[1] - side + 1) // 2
-    square = image[top : top + side, left : left + side]
-    np.testing.assert_allclose(
-        data_util.preprocess_for_eval(image, side, crop=False), square, atol=1e-6
-    )
-
-
 # ------------------------------------------------------------------------------------------------------- policies
 
 
@@ -326,17 +310,19 @@ def test_views_do_not_depend_on_other_images_in_the_batch():
         np.testing.assert_allclose(view, alone, atol=2e-6)
 
 
-@pytest.mark.parametrize("shape", [(20, 60), (60, 20), (31, 30)])
-def test_evaluation_can_use_the_whole_image(shape):
+@pytest.mark.parametrize("shape", [(50, 50), (20, 60), (60, 20), (31, 30), (33, 80), (8, 8)])
+def test_evaluation_without_crop_keeps_the_whole_shorter_side_or_the_whole_image(shape):
     image = np.random.default_rng(8).uniform(0, 1, (*shape, 3)).astype(np.float32)
-    squashed = np.clip(tf.image.resize(image, [16, 16], "bicubic"), 0, 1)
-    for crop in (True, False):
-        actual = data_util.preprocess_for_eval(tf.constant(image), 16, crop, "squash")
-        np.testing.assert_allclose(actual, squashed, atol=1e-6)
-    side = max(shape)
-    padded = np.zeros([side, side, 3], np.float32)
-    top, left = ((side - length) // 2 for length in shape)
-    padded[top : top + shape[0], left : left + shape[1]] = image
-    expected = np.clip(tf.image.resize(padded, [16, 16], "bicubic"), 0, 1)
-    actual = data_util.preprocess_image(image, 16, 16, resize="pad")
-    np.testing.assert_allclose(actual, expected, atol=1e-6)
+    short, long = sorted(shape)
+    top, left = ((length - short + 1) // 2 for length in shape)
+    square = image[top : top + short, left : left + short]
+    borders = [((long - length) // 2, (long - length + 1) // 2) for length in shape]
+    for pixels, crop, resize in (
+        (square, False, "crop"),
+        (image, False, "squash"),
+        (image, True, "squash"),
+        (np.pad(image, [*borders, (0, 0)]), True, "pad"),
+    ):
+        actual = data_util.preprocess_image(image, 16, 16, test_crop=crop, resize=resize)
+        expected = np.clip(tf.image.resize(pixels, [16, 16], "bicubic"), 0, 1)
+        np.testing.assert_allclose(actual, expected, atol=1e-6)

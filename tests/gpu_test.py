@@ -14,6 +14,7 @@ import tf_keras as keras
 import data_util
 import model as model_lib
 import objective
+import train
 from benchmarks import programs
 from config import Config
 from large_batch import blocked_nt_xent
@@ -84,7 +85,7 @@ def two_steps(config, weights=None):
     if weights is not None:
         model.set_weights(weights)
     weights, start = model.get_weights(), [each.numpy() for each in model.trainable_variables]
-    step = tf.function(programs.train_step(config, model, optimizer))
+    step = tf.function(train.TrainStep(model, optimizer, config, tf.distribute.get_strategy()))
     random, results = np.random.default_rng(0), []
     for _ in range(2):
         # With noise alone, all images would have similar features, and batch norm would amplify

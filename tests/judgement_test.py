@@ -18,7 +18,7 @@ from config import Config
 from probing import diagnostics
 from sources import datasets, digits
 from support.images import write_images
-from support.runs import TINY, make_context, run
+from support.runs import TINY, make_context
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
 RESULTS = {
@@ -174,22 +174,6 @@ def test_batch_size_and_length_are_derived_from_the_number_of_images(
     # A resumed run keeps the choice, also if there are more images.
     recorded = Recorded(settings=completed.settings(), has_checkpoints=True)
     assert checks.complete(config, _Images(5 * count), [], recorded, 2, replicas)[0] == completed
-
-
-def test_training_images_are_evaluated_on_request_without_a_verdict(tmp_path, capsys):
-    write_images(tmp_path / "images", *(f"{index}.png" for index in range(40)))
-    log = run(
-        tmp_path / "run",
-        ["train_split"],
-        mode="train_then_eval",
-        dataset=f"folder:{tmp_path / 'images'}",
-        train_split="train",
-        train_steps=1,
-    )
-    assert (
-        "warning: 40 of the 40 images in --eval_split=train are also in the training split" in log
-    )
-    assert "some of which were trained on" in log and "not better than without training" not in log
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from probing import logistic_regression
 from runtime.errors import UserError
 from sources import datasets
 from support import SMALL, runs
-from transfer import cli, measures
+from transfer import cli
 
 CLASSES = ("red", "green", "blue")
 
@@ -142,7 +142,6 @@ def test_accuracies_match_scikit_learn():
         assert results[metrics.MEAN_PER_CLASS] == pytest.approx(
             balanced_accuracy_score(labels, predictions)
         )
-    assert measures.METRICS["mean_per_class"](labels, logits) == results[metrics.MEAN_PER_CLASS]
     assert results[metrics.MEAN_PER_CLASS] != pytest.approx(results[metrics.LINEAR_TOP_1], abs=1e-3)
 
 

@@ -31,6 +31,10 @@ class Mutation(NamedTuple):
     tests: str
 
 
+_REPLICAS = (
+    "tests/replicas_test.py::test_two_replicas_match_one_replica"
+    "_and_local_batch_norm_matches_a_naive_implementation"
+)
 _VIEWS = "tests/data_test.py::test_training_views_match_a_loop_over_examples_and_views"
 _LOSS, _LARS, _MODEL = (
     "tests/objective_test.py",
@@ -172,7 +176,7 @@ MUTATIONS = (
         "simclr.py",
         "z, config.hidden_norm, config.temperature, strategy\n",
         "z, True, config.temperature, strategy\n",
-        f"{_LOSS}::test_flags_set_normalization_and_temperature",
+        "tests/alternative_losses_test.py::test_losses_match_loop_implementation",
     ),
     # Model and optimizer
     Mutation(
@@ -201,14 +205,14 @@ MUTATIONS = (
         "resnet.py",
         "return self.across_replicas and context is not None and context.num_replicas_in_sync > 1",
         "return False",
-        f"{_MODEL}::test_moving_statistics_do_not_depend_on_the_number_of_replicas",
+        _REPLICAS,
     ),
     Mutation(
         "--global_bn is ignored in the encoder",
         "model.py",
         "global_bn=config.global_bn,",
         "global_bn=False,",
-        "tests/replicas_test.py::test_first_loss_is_the_same_on_one_and_two_replicas",
+        _REPLICAS,
     ),
     Mutation(
         "LARS applies weight decay and layer adaptation to batch norm and biases",

@@ -51,11 +51,7 @@ def _numbers(minimum: float) -> Callable:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.ArgumentParser(
-        prog="python -m transfer",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.ArgumentParser(prog="python -m transfer", description=__doc__)
     commands = parser.add_subparsers(required=True)
     commands.add_parser("list", help="list the paper's data sets").set_defaults(run=None)
     _add_common(
@@ -140,24 +136,16 @@ def _add_common(command: argparse.ArgumentParser, run: str, protocol: str) -> No
             "task's metric, or top_1 without --task)"
         ),
     )
-    command.add_argument(
-        "--train",
-        metavar="SPLIT",
-        help="training split (default: the task's training split, or 'train' without --task)",
-    )
-    command.add_argument(
-        "--validation",
-        metavar="SPLIT",
-        help=(
+    for name, text in (
+        ("train", "training split (default: the task's training split, or 'train' without --task)"),
+        (
+            "validation",
             "split for model selection (default: the validation split, or the last 20 %% of the"
-            " training split if there is no validation split)"
+            " training split if there is no validation split)",
         ),
-    )
-    command.add_argument(
-        "--test",
-        metavar="SPLIT",
-        help="test split (default: the task's test split, or 'test' without --task)",
-    )
+        ("test", "test split (default: the task's test split, or 'test' without --task)"),
+    ):
+        command.add_argument(f"--{name}", metavar="SPLIT", help=text)
     command.add_argument(
         "--corrupt_images",
         choices=("error", "skip"),

@@ -179,10 +179,9 @@ class GridSearch:
             pair: self.trial(*pair, task.train_split, task.validation_split)
             for pair in itertools.product(self.grid.learning_rates, self.grid.weight_decays)
         }
-        finished = {trial: Record.read(trial.directory) for trial in trials.values()}
-        pending = [trial for trial, record in finished.items() if record is None]
-        finished |= self.run(pending)
-        metrics = {pair: self._metric(finished[trial]) for pair, trial in trials.items()}
+        distinct = dict.fromkeys(trials.values())
+        self.run([trial for trial in distinct if not Record.read(trial.directory)])
+        metrics = {pair: self.metric(trial) for pair, trial in trials.items()}
         candidates = {pair: metric for pair, metric in metrics.items() if metric is not None}
         if not candidates:
             raise TrainingDiverged(
@@ -190,13 +189,12 @@ class GridSearch:
             )
         return max(candidates, key=candidates.get), metrics
 
-    def run(self, trials: Sequence[Trial], keep_files: bool = False) -> dict[Trial, Record]:
-        """Runs trials, `num_jobs` at a time. Writes and returns their records.
+    def run(self, trials: Sequence[Trial], keep_files: bool = False) -> None:
+        """Runs trials, `num_jobs` at a time, and writes their records.
 
         Unless `keep_files` is set, all other files of a finished trial are deleted, so that checkpoints
         do not fill the disk. Raises `JobFailed` if a trial fails for a reason other than divergence.
         """
-        finished = {}
         with (
             _Launcher() as launcher,
             contextlib.closing(launcher.run_all(trials, self.num_jobs)) as jobs,
@@ -206,8 +204,8 @@ class GridSearch:
                     raise error
                 directory = trial.directory
                 results = {} if error else storage.read_json(os.path.join(directory, "result.json"))
-                record = records.finish(directory, trial.settings, results, error is not None)
-                metric, finished[trial] = self._metric(record), record
+                records.finish(directory, trial.settings, results, error is not None)
+                metric = self.metric(trial)
                 value = "diverged" if metric is None else f"{metric:.4f}"
                 console.log(f"{os.path.basename(directory)}  {value}")
                 for entry in () if keep_files else os.scandir(directory):
@@ -215,12 +213,11 @@ class GridSearch:
                         shutil.rmtree(entry)
                     elif entry.name != records.FILE:
                         os.remove(entry)
-        return finished
 
-    def _metric(self, record: Record) -> float | None:
-        """Returns the metric of a trial, or None if training diverged."""
-        metric = self.inputs.task.metric
-        if record.diverged:
+    def metric(self, trial: Trial) -> float | None:
+        """Returns the metric of a finished trial, or None if training diverged."""
+        record, metric = Record.read(trial.directory), self.inputs.task.metric
+        if not record or record.diverged:
             return None
         return measures.check_defined(metric, record.results[measures.RESULT_KEYS[metric]])
 
@@ -264,12 +261,13 @@ def run_grid(arguments: argparse.Namespace) -> None:
         best, metrics = search.select()
         final = search.trial(*best, inputs.task.trainval_split, inputs.task.test, prefix="best_")
         path = os.path.join(final.directory, f"predictions_{grid.steps}.npz")
-        # The run uses as many devices as a trial.
-        if not os.path.exists(path) and search.run([final], keep_files=True)[final].diverged:
-            raise TrainingDiverged(
-                f"--learning_rates={best[0]:g}: the final training run, on the trainval split,"
-                " diverged. Remove this learning rate."
-            )
+        if not os.path.exists(path):
+            search.run([final], keep_files=True)  # The run uses as many devices as a trial.
+            if search.metric(final) is None:
+                raise TrainingDiverged(
+                    f"--learning_rates={best[0]:g}: the final training run, on the trainval split,"
+                    " diverged. Remove this learning rate."
+                )
         inputs.write_results(
             *output.read_predictions(path),
             dict(

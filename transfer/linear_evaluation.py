@@ -40,7 +40,7 @@ def linear(
 
     Args:
       train, validation, test: (features [n, d], labels [n] or [n, classes]).
-      metric: key of `measures.METRICS`.
+      metric: key of `measures.RESULT_KEYS`.
       l2_of_sum_choices: candidate strengths, strongest first.
       previous: results of an interrupted sweep (a dict mapping strengths to metrics), which are not
         recomputed.

@@ -14,24 +14,17 @@ RESULT_KEYS = {  # name -> key in run.py's result.json
     "mean_per_class": metrics.MEAN_PER_CLASS,
     "mean_average_precision": metrics.MEAN_PRECISION,
 }
-METRICS = {  # name -> function of scores [n, classes] and labels, which are [n] or [n, classes]
-    "top_1": lambda labels, scores: float(np.mean(scores.argmax(1) == labels)),
-    "mean_per_class": lambda labels, scores: metrics.mean_per_class_accuracy(
-        scores.argmax(1) == labels, np.unique(labels, return_inverse=True)[1]
-    ),
-    "mean_average_precision": metrics.mean_average_precision_11,
-}
 
 
 def measure(metric: str, labels: np.ndarray, scores: np.ndarray) -> float:
     """Returns the value of a metric, in [0, 1].
 
     Args:
-      metric: key of `METRICS`.
+      metric: key of `RESULT_KEYS`.
       labels: int [n], or int [n, classes] with values 1, 0 and -1 (unknown).
       scores: float [n, classes]; -inf for classes without a fitted classifier.
     """
-    return check_defined(metric, METRICS[metric](labels, scores))
+    return check_defined(metric, metrics.linear_results(labels, scores)[RESULT_KEYS[metric]])
 
 
 def check_defined(metric: str, value: float) -> float:

@@ -33,15 +33,13 @@ def permutation_test(
       two-sided p-value: the fraction of permutations with at least this absolute difference. For
       accuracies over all examples, `p` approximates the p-value of the exact McNemar test.
     """
-    classes = (
-        np.zeros(len(correct), np.int64)
-        if labels is None
-        else np.unique(labels, return_inverse=True)[1]
+    _, classes, sizes = np.unique(
+        np.zeros(len(correct)) if labels is None else labels,
+        return_inverse=True,
+        return_counts=True,
     )
-    sizes = np.bincount(classes)
-    differences = (np.asarray(correct, np.float64) - np.asarray(other_correct, np.float64)) / (
-        sizes[classes] * len(sizes)
-    )
+    differences = np.subtract(correct, other_correct, dtype=np.float64)
+    differences /= sizes[classes] * len(sizes)
     random, permuted = np.random.default_rng(0), np.zeros(NUM_PERMUTATIONS)
     for size, count in zip(*np.unique(np.round(np.abs(differences), 15), return_counts=True)):
         permuted += size * (2 * random.binomial(count, 0.5, NUM_PERMUTATIONS) - count)
@@ -85,9 +83,6 @@ def run_compare(arguments: argparse.Namespace) -> None:
             "accuracies are compared. Remove the flag."
         )
     metric = "mean_average_precision" if is_multi_label else arguments.metric or "top_1"
-    values = [
-        measures.measure(metric, labels, model_scores) for model_scores in (scores, other_scores)
-    ]
     result = compare(labels, scores, other_scores, metric)
     compared = "accuracy" if is_multi_label else metric.replace("_", " ")
     conclusion = "is not significant" if result["p"] > 0.05 else "is significant"
@@ -95,10 +90,8 @@ def run_compare(arguments: argparse.Namespace) -> None:
         console.format_table(
             f"{len(labels)} examples, {NUM_PERMUTATIONS} permutations",
             [
-                *(
-                    (path, f"{value:.4f}")
-                    for path, value in zip((arguments.first, arguments.second), values)
-                ),
+                (arguments.first, f"{measures.measure(metric, labels, scores):.4f}"),
+                (arguments.second, f"{measures.measure(metric, labels, other_scores):.4f}"),
                 None,
                 (f"difference in {compared}", f"{result['difference']:+.4f}"),
                 ("p-value", f"{result['p']:.5f}"),

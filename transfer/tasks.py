@@ -11,7 +11,6 @@ from runtime.errors import UserError
 
 # The default validation set starts at this position in the training split.
 _VALIDATION_START = "80%"
-# The module `measures` defines the metrics.
 METRICS = ("top_1", "mean_per_class", "mean_average_precision")
 
 
@@ -82,11 +81,8 @@ def task_from_arguments(arguments: argparse.Namespace) -> Task:
         for name in ("dataset", "metric", "train", "validation", "test")
         if (value := getattr(arguments, name)) is not None
     }
-    task = (
-        dataclasses.replace(TASKS[arguments.task], **overrides)
-        if arguments.task
-        else Task(arguments.dataset, **overrides)
-    )
+    task = TASKS.get(arguments.task, Task(arguments.dataset, None))
+    task = dataclasses.replace(task, **overrides)
     if task.dataset is None:
         raise UserError(
             f"--task={arguments.task}: {task.title} is not in TFDS. Pass --dataset=folder:DIR."

@@ -28,13 +28,11 @@ def networks():
 
 def gradients(model):
     """Returns the set of the keys of variables that receive gradients in fine-tuning."""
-    variables = restoring.variables_by_key(model=model)
-    trained = {key: value for key, value in variables.items() if value.trainable}
     with tf.GradientTape() as tape:
         logits = model(tf.random.uniform([4, 8, 8, 3]), training=True)["logits_sup"]
         loss = tf.reduce_sum(logits**2)
-    values = tape.gradient(loss, list(trained.values()))
-    return {key for key, value in zip(trained, values) if value is not None}
+    values = tape.gradient(loss, restoring.variables_by_key(model=model))
+    return {key for key, value in values.items() if value is not None}
 
 
 def write(model, path, tf1):
@@ -45,6 +43,12 @@ def write(model, path, tf1):
         slot = f"{name}/Momentum" if tf1 else f"{key}{SLOT}optimizer/Momentum{SUFFIX}"
         tensors.update({name: variable} | ({slot: variable * 0} if key in trained else {}))
     return golden.save_tensors(path, tensors)
+
+
+def adopt(path):
+    """Returns the settings and the lines to log in an evaluation of the weights at `path`."""
+    network = inspection.network_flags(weight_files.open_weights(path), with_head_input=True)
+    return checks.adopt(Config(mode="eval"), [], Recorded(network=network))
 
 
 @pytest.mark.parametrize("tf1", [False, True])
@@ -65,8 +69,7 @@ def test_classifier_of_a_fine_tuned_checkpoint_is_on_the_layer_it_was_trained_on
         else "the encoder's output"
     )
     assert f"10 classes; its input is {head}" in summary.describe(path)
-    network = dict(inspection.network_flags(weight_files.open_weights(path), with_head_input=True))
-    config, lines = checks.adopt(Config(mode="eval"), [], Recorded(network=network))
+    config, lines = adopt(path)
     assert config.ft_proj_selector == selector and inspection.UNKNOWN_HEAD_INPUT not in lines
 
 
@@ -81,9 +84,7 @@ def test_unknown_input_is_logged_and_can_be_set(tmp_path, capsys):
     assert restoring.open_network(path, {"ft_proj_selector": 3})[1].config.ft_proj_selector == 3
     assert inspection.UNKNOWN_HEAD_INPUT not in capsys.readouterr().out
     assert "its input is unknown" in summary.describe(path)
-    flags = dict(inspection.network_flags(weight_files.open_weights(path), with_head_input=True))
-    _, lines = checks.adopt(Config(mode="eval"), [], Recorded(network=flags))
-    assert inspection.UNKNOWN_HEAD_INPUT in lines
+    assert inspection.UNKNOWN_HEAD_INPUT in adopt(path)[1]
     (tmp_path / "finetuned_10pct").mkdir()
     path = write(network, tmp_path / "finetuned_10pct" / "ckpt-1", False)
     assert inspection.inspect_checkpoint(path).config.ft_proj_selector == 1

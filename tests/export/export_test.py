@@ -1,6 +1,5 @@
 """SavedModels: contents, use by clients, and command-line export and inference."""
 
-import csv
 import json
 import os
 import pathlib
@@ -13,6 +12,7 @@ import tarfile
 import types
 
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 import tensorflow_hub
@@ -146,14 +146,17 @@ def test_saved_model_can_be_fine_tuned_in_hub_keras_layer(saved_model):
     layer = tensorflow_hub.KerasLayer(saved_model, trainable=True, output_key="final_avg_pool")
     classifier = keras.Sequential([layer])
     classifier.compile(keras.optimizers.SGD(0.05), "mse")
-    statistics = [variable for variable in layer.variables if "moving" in variable.name]
-    before = [variable.numpy() for variable in statistics]
+
+    def statistics():
+        return [variable.numpy() for variable in layer.variables if "moving" in variable.name]
+
+    before = statistics()
     losses = classifier.fit(IMAGES, np.zeros([2, 512]), epochs=4, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
-    after = [variable.numpy() for variable in statistics]
+    after = statistics()
     assert len(after) > 20 and all((new != old).any() for new, old in zip(after[:2], before))
     layer(IMAGES, training=False)
-    assert all((v.numpy() == old).all() for v, old in zip(statistics, after))
+    np.testing.assert_equal(statistics(), after)
 
 
 def test_exports_omit_the_outputs_of_missing_heads(tmp_path):
@@ -222,12 +225,11 @@ def test_export_waits_until_another_process_releases_the_lock(
     tmp_path, quick_save, monkeypatch, capsys
 ):
     with processes.holding_lock(tmp_path, "--model_dir", lock.EXPORT) as other:
-        is_written, waited = [], []
+        is_written = []
 
-        def sleep(seconds):
+        def sleep(_):
             is_written.append((tmp_path / "saved_model" / "1").exists())
-            waited.append(seconds)
-            if len(waited) == 3:
+            if len(is_written) == 3:
                 other.kill()
                 other.wait()
 
@@ -309,7 +311,6 @@ def run_dir(network, tmp_path_factory):
     tf.train.Checkpoint(model=network, global_step=tf.Variable(4, dtype=tf.int64)).write(
         str(directory / "ckpt-4")
     )
-    (directory / "checkpoint").write_text('model_checkpoint_path: "ckpt-4"\n')
     (directory / "flags.json").write_text(json.dumps(TINY))
     (directory / "classes.json").write_text(json.dumps(CLASSES))
     weights = weight_files.open_weights(str(directory / "ckpt-4")).digest()
@@ -333,13 +334,8 @@ def checkpoint(run_dir, tmp_path):
 def saved_model(run_dir):
     """Exports `run_dir` with `python -m export`. Returns the path of the SavedModel."""
     path = run_dir / "exported"
-    cli.main(
-        [
-            f"--checkpoint={run_dir}",
-            f"--export_dir={path}",
-            f"--archive={run_dir / 'simclr.tar.gz'}",
-        ]
-    )
+    archive = f"--archive={run_dir / 'simclr.tar.gz'}"
+    cli.main([f"--checkpoint={run_dir}", f"--export_dir={path}", archive])
     return str(path)
 
 
@@ -422,32 +418,19 @@ def test_paths_of_data_and_weights_are_not_published(checkpoint, tmp_path):
     assert (tmp_path / "again.tar.gz").read_bytes() == first and again.endswith("again.md")
 
 
-@pytest.mark.parametrize("entry", ["weights", "computed_from"])
-def test_results_of_other_weights_are_not_exported(entry, run_dir, checkpoint):
-    results = json.loads((run_dir / "result_4.json").read_text())
-    if entry == "weights":
-        results["computed_from"]["weights"] = "0" * 64
-    else:
-        del results["computed_from"]
-    (run_dir / "result_4.json").rename(run_dir / "kept")
-    (run_dir / "result_4.json").write_text(json.dumps(results))
-    try:
-        assert inspection.inspect_checkpoint(str(run_dir)).results is None
-    finally:
-        (run_dir / "kept").rename(run_dir / "result_4.json")
+def test_results_of_other_weights_are_not_exported(run_dir, checkpoint, tmp_path):
     assert inspection.inspect_checkpoint(str(run_dir)).results
+    results = json.loads((run_dir / "result_4.json").read_text())
+    others = ({**results, "computed_from": {"weights": "0" * 64}}, {"eval/label_top_1_accuracy": 1})
+    for content in others:
+        (tmp_path / "result_4.json").write_text(json.dumps(content))
+        assert inspection.inspect_checkpoint(checkpoint).results is None
 
 
 def test_exporting_a_saved_model_keeps_its_description(saved_model, tmp_path):
     cli.main([f"--checkpoint={saved_model}", f"--export_dir={tmp_path / 'again'}"])
     description = weight_files.read_description(str(tmp_path / "again"))
-    assert (description["image_size"], description["class_names"], description["step"]) == (
-        8,
-        CLASSES,
-        4,
-    )
-    assert description["flags"]["num_proj_layers"] == 2
-    assert description["results"]["eval/label_top_1_accuracy"] == 0.51234
+    assert description == weight_files.read_description(saved_model) | {"weights": "SavedModel"}
 
 
 def test_checkpoint_without_run_files_is_exported_without_training_settings(checkpoint, tmp_path):
@@ -460,14 +443,10 @@ def test_checkpoint_without_run_files_is_exported_without_training_settings(chec
         ]
     )
     card = (tmp_path / "missing/folder/new.md").read_text()
-    assert (
-        "Not recorded." in card and "--" not in card.split("## Training")[1].split("## Results")[0]
-    )
+    assert "\n## Training\n\nNot recorded.\n\n## Results" in card
     description = weight_files.read_description(str(tmp_path / "new"))
-    assert (
-        description["class_names"] == [f"class {index}" for index in range(10)]
-        and description["image_size"] == 16
-    )
+    assert description["class_names"] == [f"class {index}" for index in range(10)]
+    assert description["image_size"] == 16
 
 
 def test_network_is_inferred_from_the_tensors_and_not_from_recorded_settings(checkpoint, tmp_path):
@@ -476,11 +455,8 @@ def test_network_is_inferred_from_the_tensors_and_not_from_recorded_settings(che
     )
     (tmp_path / "classes.json").write_text(json.dumps(["two", "classes"]))
     info = inspection.inspect_checkpoint(checkpoint)
-    assert (info.config.resnet_depth, info.config.dataset, len(info.class_names)) == (
-        10,
-        "digits",
-        10,
-    )
+    assert (info.config.resnet_depth, info.config.dataset) == (10, "digits")
+    assert len(info.class_names) == 10
 
 
 FILES = ["a.jpg", "b/c/y.PNG", "b/x.png"]
@@ -502,19 +478,16 @@ def read_output(path, name):
     """Returns a dict of the columns of an output file, the values `name`, float [n, d], and their names, or None."""
     if path.suffix == ".npz":
         with np.load(path) as arrays:
-            columns = {key: arrays[key] for key in arrays}
+            columns = {key: arrays[key].tolist() for key in arrays}
         columns = {{"files": "file", "classes": "class"}.get(k, k): v for k, v in columns.items()}
         return columns, columns.pop(name), columns.pop("class_names", None)
     if path.suffix == ".parquet":
         table = parquet.read_table(path)
-        columns = {key: table[key].to_pylist() for key in table.column_names}
-        names = (table.schema.metadata or {}).get(b"class_names")
+        columns, names = table.to_pydict(), (table.schema.metadata or {}).get(b"class_names")
         return columns, columns.pop(name), names and names.decode().split("\n")
-    with open(path, newline="", encoding="utf-8") as file:
-        header, *rows = csv.reader(file)
-    num_texts = sum(column in ("file", "class") for column in header)
-    columns = {header[i]: [row[i] for row in rows] for i in range(num_texts)}
-    return columns, [[float(v) for v in row[num_texts:]] for row in rows], header[num_texts:]
+    table = pd.read_csv(path)
+    columns = {key: table.pop(key).tolist() for key in ("file", "class") if key in table}
+    return columns, table.to_numpy(), table.columns.tolist()
 
 
 @pytest.mark.parametrize(
@@ -529,7 +502,7 @@ def test_embed_writes_one_vector_per_image(
     printed = capsys.readouterr().out
     assert f"skipped {photos / 'broken.jpg'}: " in printed and "wrote 3 vectors to" in printed
     columns, vectors, names = read_output(out, "vectors")
-    assert {key: list(values) for key, values in columns.items()} == {"file": FILES}
+    assert columns == {"file": FILES}
     assert names == ([f"v{index}" for index in range(16)] if suffix == "csv" else None)
     expected = naive_vectors(exported, photos, FILES, output)
     np.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-5)
@@ -585,8 +558,8 @@ def test_predict_writes_the_probabilities_of_all_images_in_a_folder(
     logits = naive_vectors(exported, photos, FILES, "logits_sup")
     expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     np.testing.assert_allclose(probabilities, expected, rtol=1e-4)
-    assert list(columns["file"]) == FILES and list(names) == CLASSES
-    assert list(columns["class"]) == [CLASSES[index] for index in expected.argmax(-1)]
+    classes = [CLASSES[index] for index in expected.argmax(-1)]
+    assert columns == {"file": FILES, "class": classes} and names == CLASSES
 
 
 def test_embed_accepts_files_and_folders_in_one_command(photos, tmp_path, monkeypatch):
@@ -663,18 +636,15 @@ def test_model_card_escapes_markup_in_names(tmp_path):
     )
 
 
-def test_networks_whose_evaluation_used_few_labels_can_be_loaded(saved_model, tmp_path):
-    shutil.copytree(saved_model, tmp_path / "copy")
-    file = tmp_path / "copy" / weight_files.DESCRIPTION_FILE
+def test_networks_whose_evaluation_used_few_labels_can_be_loaded(checkpoint, tmp_path):
     flags = dict(train_mode="pretrain", label_fraction=0.1, label_seed=3)
-    storage.write_json(str(file), {**storage.read_json(str(file)), "flags": flags})
-    assert inspection.inspect_checkpoint(str(tmp_path / "copy")).config.pretraining
+    (tmp_path / "flags.json").write_text(json.dumps(TINY | flags))
+    assert inspection.inspect_checkpoint(checkpoint).config.pretraining
 
 
-@pytest.mark.parametrize("content", [b"[]", b"{"])
-def test_malformed_description_is_rejected(content, tmp_path):
+def test_malformed_description_is_rejected(tmp_path):
     (tmp_path / "assets.extra").mkdir()
-    (tmp_path / "assets.extra" / "simclr.json").write_bytes(content)
+    (tmp_path / "assets.extra" / "simclr.json").write_bytes(b"{")
     with pytest.raises(UserError, match="simclr.json: the file is corrupt"):
         weight_files.read_description(str(tmp_path))
 
@@ -703,15 +673,13 @@ def test_file_names_that_look_like_formulas_are_escaped_in_csv(tmp_path):
         "a=b.png",
         'two\nlines, "quoted".png',
     ]
-    with writers.open_writer(str(tmp_path / "v.csv"), "probabilities", ["=class"]) as add:
-        add(
-            {"file": names, "class": ["=class"] * len(names)}, np.zeros([len(names), 1], np.float32)
-        )
-    with open(tmp_path / "v.csv", newline="", encoding="utf-8") as file:
-        header, *rows = csv.reader(file)
-    assert header == ["file", "class", "'=class"] and {row[1] for row in rows} == {"'=class"}
-    assert [row[0] for row in rows] == [f"./{name}" for name in names[:6]] + names[6:]
-    assert [os.path.normpath(row[0]) for row in rows] == names
+    with writers.open_writer(str(tmp_path / "v.csv"), "probabilities") as add:
+        strings = {"file": names, "class": ["=class"] * len(names)}
+        add(strings, np.zeros([len(names), 1], np.float32), ["=class"])
+    columns, _, class_names = read_output(tmp_path / "v.csv", "probabilities")
+    assert class_names == ["'=class"] and set(columns["class"]) == {"'=class"}
+    assert columns["file"] == [f"./{name}" for name in names[:6]] + names[6:]
+    assert list(map(os.path.normpath, columns["file"])) == names
 
 
 @pytest.mark.usefixtures("default_sighup")

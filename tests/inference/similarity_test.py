@@ -22,7 +22,8 @@ def naive(vectors, k):
       The neighbor indices, the similarities of the neighbors, and a list of pairs (i, j,
       similarity), most similar first.
     """
-    matrix = np.asarray(vectors, np.float64) @ np.asarray(vectors, np.float64).T
+    vectors = np.float64(vectors)
+    matrix = vectors @ vectors.T
     np.fill_diagonal(matrix, -np.inf)
     order = np.argsort(-matrix, axis=1, kind="stable")[:, : min(k, len(matrix) - 1)]
     pairs = {tuple(sorted((row, int(other)))) for row in range(len(order)) for other in order[row]}

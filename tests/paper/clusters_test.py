@@ -69,7 +69,6 @@ REQUEUED = "scontrol requeue 17"
 @pytest.mark.parametrize(
     "status, restarts, ending",
     [
-        (0, "", []),
         (3, "", []),
         (75, "", [REQUEUED]),
         (137, "", [REQUEUED]),

@@ -89,23 +89,7 @@ def points_of(axis):
 
 def test_each_operator_is_plotted_with_three_random_samples(draw):
     rows, axes = draw("operators")
-    titles = [
-        "original",
-        "crop, resize",
-        "crop, resize, flip",
-        "color drop",
-        "color jitter",
-        "rotate",
-        "cutout",
-        "Gaussian noise",
-        "Gaussian blur",
-        "Sobel",
-        "equalize",
-        "solarize",
-        "motion blur",
-        "AutoAugment",
-        "crop and color",
-    ]
+    titles = [*drawing._OPERATORS]
     shown = {
         title: [axis.images[0].get_array() for axis in axes[3 * index : 3 * index + 3]]
         for index, title in enumerate(titles)
@@ -136,8 +120,6 @@ def test_histograms_count_every_pixel_value(draw, write_image):
         values, edges, _ = axis.patches[0].get_data()
         np.testing.assert_allclose(values, expected / (160 * 160 * 3))
         np.testing.assert_allclose(edges, np.arange(33) / 32)
-    titles = [axis.get_title(loc="left") for axis in axes[::4]]
-    assert titles == ["without color distortion", "with color distortion", "", ""]
 
 
 def test_color_jitter_shifts_the_brightness_of_a_black_image_as_in_the_paper(
@@ -169,7 +151,6 @@ def test_views_figure_shows_two_views_of_up_to_eight_images(split, count, draw):
         np.testing.assert_allclose(axis.images[0].get_array(), image, atol=1e-6)
         values = [column, view, image.mean(), image.std()]
         assert [float(value) for value in row] == pytest.approx(values, abs=1e-4)
-    assert [axes[0].get_ylabel(), axes[count].get_ylabel()] == ["view 1", "view 2"]
 
 
 def test_views_figure_shows_augmented_views(draw):
@@ -203,7 +184,6 @@ def test_tsne_plots_every_example_of_the_split(draw, network):
     labels = np.array([row[0] for row in rows])
     assert list(labels) == [str(label) for _, _, label in records]
     assert [axis.get_title() for axis in axes] == ["h", "z = g(h)"]
-    assert [text.get_text() for text in axes[1].get_legend().get_texts()] == list("0123456789")
     outputs = model(np.stack([image for _, image, _ in records]) / np.float32(255), training=False)
     all_points = np.split(np.array([row[1:] for row in rows], float), 2, axis=1)
     for axis, points, name in zip(axes, all_points, ("final_avg_pool", "proj_head_output")):
@@ -242,29 +222,25 @@ def test_batches_figure_is_plotted_from_a_csv_file(draw, table):
         "batch 32": {"10": (60, nan), "20": (90, nan)},
         "batch 64": {"10": (50, nan), "20": (60, nan)},
     }
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["batch 32", "batch 64"]
     assert axis.get_ylabel() == "top-1 accuracy, %" and axis.get_xlabel() == "epochs"
 
 
-def test_each_learning_rate_scaling_has_separate_bars(draw, table):
-    lines = ["linear,1,8,0.5", "sqrt,1,8,0.6"]
-    rows, (axis,) = draw("batches", table("scaling,epochs,batch_size,accuracy", *lines))
-    assert rows == [["linear", "8", "1", "0.5"], ["sqrt", "8", "1", "0.6"]]
+def test_top_5_accuracy_is_plotted_with_separate_bars_for_each_learning_rate_scaling(draw, table):
+    lines = ["linear,1,8,0.5,0.75", "sqrt,1,8,0.6,0.5", "sqrt,1,16,0.5,"]
+    csv_flag = table("scaling,epochs,batch_size,accuracy,top-5", *lines)
+    rows, (axis,) = draw("batches", csv_flag, "--measure=top-5")
+    assert rows == [["linear", "8", "1", "0.75"], ["sqrt", "8", "1", "0.5"]]
     assert bars_of(axis) == {
-        "batch 8 linear": {"1": (50, np.nan)},
-        "batch 8 sqrt": {"1": (60, np.nan)},
+        "batch 8 linear": {"1": (75, np.nan)},
+        "batch 8 sqrt": {"1": (50, np.nan)},
     }
+    assert axis.get_ylabel() == "top-5 accuracy, %"
 
 
 def test_bars_show_means_and_standard_deviations(draw, table):
     lines = ["1,8,0.5,0.5", "1,8,1.0,0.6", "1,8,1.5,0.85", "2,8,0.5,0.7"]
     csv_flag = table("epochs,batch_size,learning_rate,accuracy", *lines)
-    ((*first, mean, deviation, runs), second), (axis,) = draw(
-        "batches", csv_flag, "--average=learning_rate"
-    )
-    assert (first, runs) == (["", "8", "1"], "3") and float(mean) == pytest.approx(0.65)
-    assert float(deviation) == pytest.approx(statistics.stdev([0.5, 0.6, 0.85]))
-    assert second == ["", "8", "2", "0.7", "", "1"]
+    _, (axis,) = draw("batches", csv_flag, "--average=learning_rate")
     bars = bars_of(axis)["batch 8"]
     assert bars["1"] == pytest.approx((65, 100 * statistics.stdev([0.5, 0.6, 0.85])))
     assert bars["2"] == (70, np.nan)
@@ -286,13 +262,6 @@ def test_means_and_standard_deviations_over_seeds_are_plotted(figure, columns, r
     assert second[-3:] == ["0.7", "", "1"]
 
 
-def test_top_5_accuracy_is_plotted(draw, table):
-    csv_flag = table("epochs,batch_size,accuracy,top-5", "1,8,0.5,0.75", "1,16,0.5,")
-    rows, (axis,) = draw("batches", csv_flag, "--measure=top-5")
-    assert rows == [["", "8", "1", "0.75"]] and axis.get_ylabel() == "top-5 accuracy, %"
-    assert bars_of(axis)["batch 8"]["1"][0] == 75
-
-
 def test_temperatures_figure_averages_runs_with_the_same_training_length(draw, table):
     lines = ["up to 300,0.1,256,0.8", "up to 300,0.1,256,0.84", "more than 300,0.1,256,0.91"]
     lines += ["up to 300,0.5,256,0.9", "up to 300,0.5,256,0.88"]
@@ -303,10 +272,6 @@ def test_temperatures_figure_averages_runs_with_the_same_training_length(draw, t
         ["up to 300", "0.5", "256"],
     ]
     first, second = (statistics.stdev(values) for values in ([0.8, 0.84], [0.9, 0.88]))
-    np.testing.assert_allclose(
-        [[float(value or "nan") for value in row[3:]] for row in rows],
-        [[0.82, first, 2], [0.91, np.nan, 1], [0.89, second, 2]],
-    )
     assert [axis.get_title() for axis in axes] == ["up to 300", "more than 300"]
     short, long = map(bars_of, axes)
     assert short["temperature 0.1"]["256"] == pytest.approx((82, 100 * first))
@@ -339,10 +304,9 @@ def test_methods_figure_shows_the_results_of_the_paper_and_of_our_runs(draw, tab
         name: (float(size), pytest.approx(100 * float(accuracy)))
         for name, size, _, accuracy in rows
     } == PAPER_METHODS
-    points = points_of(axis)
-    np.testing.assert_allclose(points["SimCLR, paper"], [(24, 69.3), (94, 74.2), (375, 76.5)])
-    np.testing.assert_allclose(points["supervised, paper"], [(24, 76.5)])
-    assert len(points["other methods, paper"]) == len(PAPER_METHODS) - 3 - 1
+    np.testing.assert_allclose(
+        points_of(axis)["SimCLR, paper"], [(24, 69.3), (94, 74.2), (375, 76.5)]
+    )
     labels = {text.get_text(): text.xy for text in axis.texts}
     assert labels == {
         name.replace("ResNet-", "R"): pytest.approx(point) for name, point in PAPER_METHODS.items()
@@ -385,13 +349,15 @@ def test_invalid_csv_values_are_reported(average, lines, words, table, fails):
     fails(words, figures.main, ["batches", table(*lines), f"--average={average}"])
 
 
-def test_tsne_requires_a_projection_head(tmp_path, write_network, fails):
-    path, _ = write_network(tmp_path, proj_head_mode="none")
-    arguments = [f"--checkpoint={path}", "--dataset=digits", "--flags=--image_size=8"]
-    fails("--checkpoint: the network has no projection head", figures.main, ["tsne", *arguments])
-
-
-def test_eigenvalues_require_a_square_linear_head(tmp_path, write_network, fails):
-    path, _ = write_network(tmp_path, proj_out_dim=16)
-    words = "Pretrain a network with --proj_head_mode=linear --proj_out_dim=512."
-    fails(words, figures.main, ["eigenvalues", f"--checkpoint={path}"])
+@pytest.mark.parametrize(
+    "figure, settings, words",
+    [
+        ("tsne --dataset=digits", dict(proj_head_mode="none"), "has no projection head"),
+        ("eigenvalues", dict(proj_out_dim=16), "--proj_head_mode=linear --proj_out_dim=512."),
+    ],
+)
+def test_networks_with_unsuitable_heads_are_rejected(
+    figure, settings, words, tmp_path, write_network, fails
+):
+    path, _ = write_network(tmp_path, **settings)
+    fails(words, figures.main, [*figure.split(), f"--checkpoint={path}"])

@@ -48,7 +48,7 @@ def test_probes_can_be_run_from_the_command_line(tmp_path, write_network, capsys
         variable.assign(tf.zeros_like(variable))
     tf.train.Checkpoint(model=network).write(path)
     (tmp_path / "flags.json").write_text(json.dumps({"image_size": 8}))
-    assert common.load(path)[1] == 8
+    assert common.load(path, "digits", "")[1].image_size == 8
     probes.main(
         [
             f"--checkpoint={path}",

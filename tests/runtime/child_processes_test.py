@@ -19,6 +19,14 @@ def job(directory, code, *arguments):
     return child_processes.Job((sys.executable, "-c", code, *arguments), str(directory))
 
 
+def touch(directory, path):
+    return job(directory, "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", str(path))
+
+
+def log_of(started):
+    return pathlib.Path(started.directory, "run.log").read_text()
+
+
 WAIT = """
 import pathlib, signal, sys, time
 own_marker, other_marker = map(pathlib.Path, sys.argv[1:])
@@ -58,8 +66,7 @@ marker.unlink()
     ]
     with child_processes.Launcher() as launcher:
         assert len(list(launcher.run_all(jobs, 2))) == 6
-    counts = [int((tmp_path / str(index) / "run.log").read_text()) for index in range(6)]
-    assert max(counts) <= 2
+    assert max(map(int, map(log_of, jobs))) <= 2
 
 
 def test_error_for_a_failed_job_contains_the_last_output_line_of_this_attempt(tmp_path):
@@ -92,11 +99,7 @@ def test_a_signal_stops_running_jobs_and_prevents_new_ones(signum, tmp_path):
     jobs = [
         job(tmp_path / "0", WAIT, markers[0], markers[2]),
         job(tmp_path / "1", WAIT, markers[1], markers[2]),
-        job(
-            tmp_path / "2",
-            "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()",
-            str(tmp_path / "started"),
-        ),
+        touch(tmp_path / "2", tmp_path / "started"),
     ]
 
     def stop():
@@ -110,8 +113,7 @@ def test_a_signal_stops_running_jobs_and_prevents_new_ones(signum, tmp_path):
         child_processes.Launcher() as launcher,
     ):
         list(launcher.run_all(jobs, 2))
-    for running_job in jobs[:2]:
-        assert pathlib.Path(running_job.directory, "run.log").read_text() == "stopped\n"
+    assert [log_of(running) for running in jobs[:2]] == ["stopped\n"] * 2
     assert not (tmp_path / "started").exists()
 
 
@@ -127,19 +129,15 @@ time.sleep(60)
 
 
 def test_launcher_stops_on_signals_before_and_after_a_job(tmp_path):
-    touch = job(
-        tmp_path / "0",
-        "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()",
-        str(tmp_path / "started"),
-    )
+    touching = touch(tmp_path / "0", tmp_path / "started")
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     with signals.StopSignals(), pytest.raises(Stopped):
         os.kill(os.getpid(), signal.SIGTERM)
         with child_processes.Launcher() as launcher:
-            launcher.run(touch)
+            launcher.run(touching)
     assert not (tmp_path / "started").exists()
     with pytest.raises(Stopped), child_processes.Launcher() as launcher:
-        launcher.run(touch)
+        launcher.run(touching)
         os.kill(os.getpid(), signal.SIGTERM)
     assert (tmp_path / "started").exists()
     assert handlers == {signum: signal.getsignal(signum) for signum in handlers}
@@ -182,7 +180,7 @@ def test_closing_the_iterator_stops_running_jobs(tmp_path):
         ended = launcher.run_all(jobs, 2)
         assert next(ended)[0] == jobs[1]
         ended.close()
-    assert pathlib.Path(jobs[0].directory, "run.log").read_text() == "stopped\n"
+    assert log_of(jobs[0]) == "stopped\n"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +207,4 @@ def test_parallel_jobs_see_different_devices(tmp_path, monkeypatch):
     jobs = [job(tmp_path / str(index), code) for index in range(4)]
     with child_processes.Launcher() as launcher:
         list(launcher.run_all(jobs, 2))
-    devices = {
-        pathlib.Path(ended_job.directory, "run.log").read_text().strip() for ended_job in jobs
-    }
-    assert devices == {"0", "1"}
+    assert set(map(log_of, jobs)) == {"0\n", "1\n"}

@@ -71,16 +71,12 @@ def test_the_end_of_a_long_training_is_announced_once(seconds_per_step, is_long,
 HOSTILE, ESCAPED = "\x1b[31m\x07\x9b\u202e\udcff\r\t", r"\x1b[31m\x07\x9b\u202e\udcff\r\t"
 
 
-def test_printed_control_characters_are_escaped(monkeypatch, capsys):
+def test_printed_control_characters_are_escaped(monkeypatch, capsys, fails):
     console.log(f"{HOSTILE}\nnext é")
     assert capsys.readouterr().out == f"{ESCAPED}\nnext é\n"
     assert console.printable_name("a\nb") == r"a\nb"
-    with pytest.raises(SystemExit) as stop:
-        command_line.exit_with_error("x.py", f"{HOSTILE}\nnext é")
-    assert (stop.value.code, capsys.readouterr().err) == (
-        2,
-        r"x.py: error: \x1b[31m\x07\x9b\u202e\udcff next é" + "\n",
-    )
+    message = r"x.py: error: \x1b[31m\x07\x9b\u202e\udcff next é" + "\n"
+    fails(message, command_line.exit_with_error, "x.py", f"{HOSTILE}\nnext é")
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
     assert list(progress.track([1], 1, f"split {HOSTILE}\n")) == [1]
     assert rf"split {ESCAPED}\n" in terminal.getvalue()
@@ -172,22 +168,14 @@ def test_loading_tensorflow_prints_nothing():
     ],
 )
 def test_invalid_flag_files_are_reported_on_one_line(
-    content, message, tmp_path, monkeypatch, capsys
+    content, message, tmp_path, monkeypatch, fails
 ):
     monkeypatch.chdir(tmp_path)
     if content == "directory":
         (tmp_path / "a.cfg").mkdir()
     else:
         (tmp_path / "a.cfg").write_bytes(content)
-    with pytest.raises(SystemExit) as stop:
-        run.parse_flags(["run.py", "--flagfile=a.cfg"])
-    printed = capsys.readouterr().err
-    assert (
-        stop.value.code == 2
-        and message in printed
-        and printed.count("\n") == 1
-        and "\x1b" not in printed
-    )
+    fails(message, run.parse_flags, ["run.py", "--flagfile=a.cfg"])
 
 
 @pytest.mark.parametrize(

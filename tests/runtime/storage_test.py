@@ -18,7 +18,7 @@ def test_reading_corrupt_content_or_an_unexpected_type_returns_none(name, tmp_pa
     for file_name in ("flags.json", "classes.json"):
         (tmp_path / file_name).write_bytes(HOSTILE[name])
     if not HOSTILE[name]:
-        assert run_directory.read_flags(str(tmp_path)) is None
+        assert run_directory.read_flags(str(tmp_path)) == {}
         assert weight_files.read_classes(str(tmp_path)) == (None, False)
         return
     with pytest.raises(UserError, match="flags.json: the file is corrupt"):

@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
-import sklearn.metrics
 import tensorflow as tf
 
 import metrics
@@ -146,7 +145,8 @@ def test_all_images_of_another_data_set_are_evaluated_unless_some_are_used_for_t
     assert len(labels) == len(set(paths)) and len(labels) == (num_images or len(labels)) < 24
     assert [path.split("/")[0] for path in paths] == [names[label] for label in labels]
     table = pd.read_csv(tmp_path / "eval" / f"confusion_{step}.csv", index_col=0)
-    expected = sklearn.metrics.confusion_matrix(labels, predicted, labels=range(3))
+    expected = np.zeros([3, 3])
+    np.add.at(expected, (labels, predicted), 1)
     np.testing.assert_array_equal(table[list(names)], expected)
     for name, label in zip(names, range(3)):
         if label in labels:

@@ -140,7 +140,7 @@ def test_slices_do_not_divide_groups(pattern, tmp_path):
     before, after = (set(patients_of(each, "train[:50%]")) for each in (source, other))
     assert before == after - {"patient99"}
     assert len(patients_of(source, "train[:20]")) == 20
-    with pytest.raises(UserError, match="boundary divides a group of images. Use 20, or a perc"):
+    with pytest.raises(UserError, match="boundary divides a group of images. Use 25, or a perc"):
         source.num_examples("train[:23]")
 
 
@@ -155,6 +155,8 @@ def test_lists_may_have_a_column_with_groups(tmp_path, logged):
     ]
     assert not numbers[0] & numbers[1] and all(numbers)
     assert logged == ["no labels: the columns are image, group. --label_key selects one."]
+    with pytest.raises(UserError, match="--group_pattern=png: all images are in the group png"):
+        datasets.open_source(name, group_pattern="png")
 
 
 def test_images_without_a_match_and_shared_groups_are_reported(tmp_path, logged):

@@ -23,12 +23,10 @@ import data  # noqa: E402
 import lars_optimizer  # noqa: E402
 import model as model_lib  # noqa: E402
 import resnet  # noqa: E402
-import simclr  # noqa: E402
 import train  # noqa: E402
 from checkpoints import restoring  # noqa: E402
 from checkpoints.training_state import TrainingState  # noqa: E402
 from config import Config  # noqa: E402
-from runtime import replicas  # noqa: E402
 from train import TrainStep  # noqa: E402
 
 BATCH, CLASSES, SEED = 8, 4, 5
@@ -124,31 +122,25 @@ def train_case(strategy, settings):
         state = TrainingState(model, optimizer, tempfile.gettempdir(), 1)
     batches = distributed_batches(config, strategy)
     run_steps = train.make_run_steps(TrainStep(model, optimizer, config, strategy))
-    results = {name: value.numpy() for name, value in run_steps(batches, tf.constant(1))[0].items()}
-    variables = restoring.variables_by_key(model=model)
-    trained = {key: variable for key, variable in variables.items() if variable.trainable}
-    results.update(
-        {
-            f"step 1: {key}": variable.numpy()
+    variables, results = restoring.variables_by_key(model=model), {}
+
+    def record(prefix, tensors):
+        results.update({f"{prefix}{name}": tensor.numpy() for name, tensor in tensors.items()})
+
+    def slots(name):
+        return {
+            key: optimizer.get_slot(variable, name)
             for key, variable in variables.items()
-            if not variable.trainable
+            if variable.trainable
         }
-    )
-    results.update(
-        {
-            f"gradient: {key}": optimizer.get_slot(variable, "gradient").numpy()
-            for key, variable in trained.items()
-        }
-    )
+
+    record("", run_steps(batches, tf.constant(1))[0])
+    record("step 1: ", {key: each for key, each in variables.items() if not each.trainable})
+    record("gradient: ", slots("gradient"))
     run_steps(batches, tf.constant(2))
     assert state.step == 3
-    results.update({f"step 3: {key}": variable.numpy() for key, variable in variables.items()})
-    results.update(
-        {
-            f"momentum: {key}": optimizer.get_slot(variable, "Momentum").numpy()
-            for key, variable in trained.items()
-        }
-    )
+    record("step 3: ", variables)
+    record("momentum: ", slots("Momentum"))
     return results
 
 
@@ -165,33 +157,6 @@ def assert_equal(results, expected, rtol=1e-9):
             atol=max(tolerance * np.abs(value).max(), 1e-12),
             err_msg=name,
         )
-
-
-def first_loss(strategy, settings):
-    """Returns the first step's contrastive loss and its metrics, without training."""
-    config = make_config(settings)
-    with strategy.scope():
-        model = build_model(config)
-
-    @tf.autograph.experimental.do_not_convert
-    def forward(images, labels):
-        first_row = replicas.row_offset(labels.shape[0], strategy)
-        views = simclr.views(images, config, 0, first_row=first_row)
-        h, z, _, _ = simclr.per_image(model, views, labels)
-        terms, metrics = simclr.over_batch(h, z, labels, config, strategy)
-        return {**terms, **metrics}
-
-    @tf.function(autograph=False)
-    def run(batch):
-        return {
-            name: strategy.reduce("MEAN", value, axis=None)
-            for name, value in strategy.run(forward, args=batch).items()
-        }
-
-    return {
-        name: value.numpy()
-        for name, value in run(next(distributed_batches(config, strategy))).items()
-    }
 
 
 if __name__ == "__main__":

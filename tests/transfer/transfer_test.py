@@ -4,12 +4,13 @@ import json
 import os
 import shutil
 import subprocess
+from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from scipy import stats
-from sklearn import linear_model
+from scipy import special, stats
+from sklearn import linear_model, metrics
 
 import config as config_lib
 import data
@@ -53,12 +54,9 @@ def feature_sets():
 
 
 def objective(scores, weights, labels, l2_of_sum):
-    """Returns the mean cross-entropy plus the l2 penalty l2_of_sum / (2 n) |W|^2, computed in plain NumPy."""
-    scores = scores - scores.max(1, keepdims=True)
-    log_probabilities = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-    return -log_probabilities[np.arange(len(labels)), labels].mean() + l2_of_sum / 2 * (
-        weights**2
-    ).sum() / len(labels)
+    """Returns the mean cross-entropy plus the l2 penalty l2_of_sum / (2 n) |W|^2."""
+    penalty = l2_of_sum / 2 * (weights**2).sum() / len(labels)
+    return metrics.log_loss(labels, special.softmax(scores, 1)) + penalty
 
 
 @pytest.mark.parametrize("separable", [False, True])
@@ -146,20 +144,13 @@ def test_l2_is_selected_on_validation_and_the_model_is_fitted_on_trainval(featur
 
 
 def test_ties_select_the_strongest_regularization(feature_sets):
-    """Uses one strength's predictions as the validation labels, so no other strength has a higher accuracy."""
-    train, (inputs, _), _ = feature_sets
-    strengths = (1e4, 30.0, 1.0, 1e-3)
-    path = logistic_regression.LogisticPath(*train)
-    predictions = {
-        l2_of_sum: path.fit(l2_of_sum).scores(inputs).argmax(1) for l2_of_sum in strengths
-    }
-    for l2_of_sum in strengths:
-        labeled = inputs, predictions[l2_of_sum]
-        results, _ = linear_evaluation.linear(train, labeled, labeled, "top_1", strengths)
-        tied = [result["l2"] for result in results["validation"] if result["metric"] == 1.0]
-        assert l2_of_sum in tied and results["l2"] == max(tied)
-    # Each strength yields different predictions.
-    assert len({tuple(labels) for labels in predictions.values()}) == 4
+    train, (inputs, labels), _ = feature_sets
+    # With one validation example, many strengths have the same accuracy.
+    for row in range(20):
+        labeled = inputs[row : row + 1], labels[row : row + 1]
+        results, _ = linear_evaluation.linear(train, labeled, labeled, "top_1", (1e4, 30.0, 1e-3))
+        values = {result["l2"]: result["metric"] for result in results["validation"]}
+        assert results["l2"] == max(l2 for l2 in values if values[l2] == max(values.values()))
 
 
 # ---------------------------------------------------------------------------------------------------- linear evaluation
@@ -192,7 +183,8 @@ def network(tmp_path_factory):
 def other_network(tmp_path_factory):
     """Returns a checkpoint with the same architecture but other weights."""
     model = model_lib.build_model(Config(**SMALL), 10)
-    model.trainable_variables[0].assign_add(tf.ones_like(model.trainable_variables[0]))
+    variable = model.trainable_variables[0]
+    variable.assign(variable + 1)
     path = str(tmp_path_factory.mktemp("other_network") / "ckpt-1")
     return tf.train.Checkpoint(model=model).write(path)
 
@@ -223,44 +215,29 @@ def features_of(out):
 def test_linear_evaluation_saves_features_and_predictions(
     network, few_iterations, capsys, monkeypatch, out
 ):
-    command = (
-        f"--checkpoint={network}",
-        "--dataset=digits",
-        "--train=train[:320]",
-        "--validation=train[320:400]",
-        "--test=test[:150]",
-        f"--out={out}",
-    )
+    command = (f"--checkpoint={network}", *FEW, f"--out={out}")
     run(*command)
     results = result_of(out)
     source, feature_sets = digits.digits_source(), features_of(out)
-    for name, split in zip(SPLITS, ("train[:320]", "train[320:400]", "test[:150]")):
+    for name, split in zip(SPLITS, ("train[:60]", "train[60:80]", "test[:20]")):
         labels = [int(label) for *_, label in source.records(split)]
         assert feature_sets[name][1].tolist() == labels
-    assert results["metric"] == "top_1"
     model = model_lib.build_model(Config(**SMALL), 10)
     restoring.load_model(model, network)
-    images, *_ = next(
-        iter(data.build_eval_dataset(Config(**SMALL, dataset="digits"), source, "test[:150]", 150))
-    )
-    np.testing.assert_allclose(
-        feature_sets["test"][0],
-        model(images, training=False)["final_avg_pool"],
-        rtol=1e-4,
-        atol=1e-6,
-    )
-    predictions = np.load(out / "predictions.npz")
+    config = Config(**SMALL, dataset="digits")
+    [(images, *_)] = data.build_eval_dataset(config, source, "test[:20]", 20)
+    expected = model(images, training=False)["final_avg_pool"]
+    np.testing.assert_allclose(feature_sets["test"][0], expected, rtol=1e-4, atol=1e-6)
     expected, scores = linear_evaluation.linear(*feature_sets.values(), "top_1")
-    np.testing.assert_array_equal(predictions["logits"], scores)
-    assert expected["l2"] == results["l2"] and expected["validation"] == results["validation"]
-    assert (predictions["logits"].argmax(1) == predictions["labels"]).mean() == results["test"]
+    assert expected.items() <= results.items() and results["metric"] == "top_1"
+    assert (scores.argmax(1) == feature_sets["test"][1]).mean() == results["test"]
+    np.testing.assert_array_equal(np.load(out / "predictions.npz")["logits"], scores)
     assert f"top 1          {results['test']:.4f}" in capsys.readouterr().out
     monkeypatch.setattr(features, "extract", None)  # Fails if saved features are extracted again.
     run(*command)
     assert result_of(out) == results
-    [directory] = out.glob("linear_*")
-    record = Record.read(str(directory))
-    assert record.results["l2"] == results["l2"] and not record.diverged
+    record = Record.read(*map(str, out.glob("linear_*")))
+    assert record.results == expected and not record.diverged
     assert record.seconds > 0 and record.machine and record.settings["image_size"] == 8
 
 
@@ -335,15 +312,9 @@ def test_directory_depends_on_everything_that_affects_the_features(
     network, other_network, few_iterations, tmp_path, monkeypatch, out
 ):
     """Evaluates in one output directory, whose result.json belongs to the last command."""
-    extracted = []
-    monkeypatch.setattr(
-        features,
-        "extract",
-        lambda strategy, encoder, batches, name: (
-            extracted.append(name),
-            (np.random.default_rng(0).random((20, 3)), np.arange(20) % 3),
-        )[1],
-    )
+    examples = np.random.default_rng(0).random((20, 3)), np.arange(20) % 3
+    extract = mock.Mock(return_value=examples)
+    monkeypatch.setattr(features, "extract", extract)
     shutil.copytree(os.path.dirname(network), tmp_path / "copy")
     default = (f"--checkpoint={network}", *FEW, f"--out={out}", "--image_size=8")
     for arguments, is_new in (
@@ -355,9 +326,9 @@ def test_directory_depends_on_everything_that_affects_the_features(
         (("--image_size=16",), True),
         ((), False),
     ):
-        extracted.clear()
+        extract.reset_mock()
         run(*default, *arguments)
-        assert len(extracted) == (3 if is_new else 0), arguments
+        assert extract.call_count == 3 * is_new, arguments
     assert len(list(out.glob("linear_*"))) == 5
     assert result_of(out)["checkpoint"] == network
 
@@ -419,17 +390,8 @@ def program(tmp_path, monkeypatch):
 
 
 def grid(network, out, *arguments, protocol="finetune"):
-    cli.main(
-        [
-            protocol,
-            f"--checkpoint={network}",
-            "--dataset=digits",
-            f"--out={out}",
-            "--steps=30",
-            "--jobs=2",
-            *arguments,
-        ]
-    )
+    flags = ("--dataset=digits", f"--out={out}", "--steps=30", "--jobs=2")
+    cli.main([protocol, f"--checkpoint={network}", *flags, *arguments])
 
 
 def test_grid_search_selects_on_validation_data_and_reports_test_accuracy(
@@ -437,44 +399,23 @@ def test_grid_search_selects_on_validation_data_and_reports_test_accuracy(
 ):
     values = ("--learning_rates=0.01,0.1,1", "--weight_decays=0,0.001")
     grid(network, out, *values)
-    calls = program()
-    assert len(calls) == 7 and {call["train_split"] for call in calls[:6]} == {"train[:80%]"}
-    assert {call["eval_split"] for call in calls[:6]} == {"train[80%:]"}
-    assert {(call["learning_rate"], call["weight_decay"]) for call in calls[:6]} == {
-        ("0.01", "0.0"),
-        ("0.01", "0.1"),
-        ("0.1", "0.0"),
-        ("0.1", "0.01"),
-        ("1.0", "0.0"),
-        ("1.0", "0.001"),
-    }
-    final = calls[6]
-    assert (final["train_split"], final["eval_split"], final["learning_rate"]) == (
-        "train",
-        "test",
-        "0.1",
-    )
-    results = result_of(out)
-    assert results["test"] == 1.0 and (results["learning_rate"], results["weight_decay"]) == (
-        0.1,
-        0.0,
-    )
-    assert [result["metric"] for result in results["validation"]] == [
-        0.9,
-        0.85,
-        1.0,
-        0.95,
-        None,
-        None,
+    names = "train_split", "eval_split", "learning_rate", "weight_decay"
+    *calls, final = (" ".join(call[name] for name in names) for call in program())
+    assert sorted(calls) == [
+        f"train[:80%] train[80%:] {pair}"
+        for pair in ("0.01 0.0", "0.01 0.1", "0.1 0.0", "0.1 0.01", "1.0 0.0", "1.0 0.001")
     ]
+    assert final == "train test 0.1 0.0"
+    results = result_of(out)
+    assert results.items() >= dict(test=1.0, learning_rate=0.1, weight_decay=0.0).items()
+    found = [result["metric"] for result in results["validation"]]
+    assert found == [0.9, 0.85, 1.0, 0.95, None, None]
     lines = capsys.readouterr().out.splitlines()
     for start, end in (("rate_1_decay_0_", "  diverged"), ("rate_0.1_decay_0.001_", "  0.9500")):
         assert any(line.startswith(start) and line.endswith(end) for line in lines)
-    trials = {path.name[:-9]: path for path in out.glob("rate_*")}
-    assert all(
-        [file.name for file in path.iterdir()] == ["record.json"] for path in trials.values()
-    )
-    shutil.rmtree(trials["rate_0.01_decay_0"])  # This simulates an interrupted trial.
+    assert {path.name for path in out.glob("rate_*/*")} == {"record.json"}
+    [interrupted] = out.glob("rate_0.01_decay_0_*")
+    shutil.rmtree(interrupted)
     grid(network, out, *values)
     assert len(program()) == 8 and program()[7]["learning_rate"] == "0.01"
     # The grid may change. The trial with learning rate 0.1 is finished and is not repeated.
@@ -534,54 +475,46 @@ def test_trials_follow_the_papers_protocol(network, tmp_path, program):
     splits = ("--train=train[:50%]", "--validation=train[50%:]")
     grid(network, tmp_path / "scratch", *SINGLE, *splits, protocol="scratch")
     finetune, _, scratch, final = program()
-    assert finetune["checkpoint"] == network and "checkpoint" not in scratch
+    assert "checkpoint" not in scratch and scratch["train_mode"] == "supervised"
     assert final["train_split"] == "train[:50%]+train[50%:]"
-    assert (finetune["train_mode"], scratch["train_mode"]) == ("finetune", "supervised")
-    assert finetune["precision"] == "mixed_bfloat16"
-    assert (
-        "nouse_blur" in finetune
-        and finetune["color_jitter_strength"] == finetune["warmup_epochs"] == "0"
+    expected = dict(
+        checkpoint=network,
+        train_mode="finetune",
+        zero_init_logits_layer="",
+        nouse_blur="",
+        color_jitter_strength="0",
+        warmup_epochs="0",
+        optimizer="momentum",
+        momentum="0.9",
+        train_batch_size="256",
+        train_steps="30",
+        # The formula 1 - 10 / (1150 / 256) gives a negative value, so the minimum is used.
+        batch_norm_decay="0.9",
+        resnet_depth="10",
+        image_size="8",
+        precision="mixed_bfloat16",
+        seed="5",
     )
-    assert "zero_init_logits_layer" in finetune and finetune["seed"] == "5"
-    assert {
-        finetune["optimizer"],
-        finetune["momentum"],
-        finetune["train_batch_size"],
-        finetune["train_steps"],
-    } == {"momentum", "0.9", "256", "30"}
-    assert finetune["resnet_depth"] == "10" and finetune["image_size"] == "8"
-    # The formula 1 - 10 / (1150 / 256) gives a negative value, so the minimum of 0.9 is used.
-    assert float(finetune["batch_norm_decay"]) == 0.9
+    assert expected.items() <= finetune.items()
     settings = grid_search.trial_settings(
         "finetune", tasks.TASKS["food101"], 75750, 0.1, 0.0, 20000
     )
     assert float(settings["batch_norm_decay"]) == pytest.approx(1 - 10 / (75750 / 256), abs=1e-5)
     for call in (finetune, scratch, final):  # Check that run.py accepts these flags.
         values = make_flags()
-        values(
-            [
-                "run.py",
-                *(f"--{name}={value}" if value else f"--{name}" for name, value in call.items()),
-            ]
-        )
+        values(["run.py", *(f"--{name}={value}".rstrip("=") for name, value in call.items())])
         config_lib.from_flags(values)
 
 
 @pytest.mark.parametrize(
-    "arguments, expected",
+    "rates, expected",
     [
-        (
-            ("--learning_rates=2,3", "--weight_decays=0"),
-            "--learning_rates: all 2 trials diverged. Use lower learning rates.",
-        ),
-        (
-            ("--learning_rates=0.001", "--weight_decays=0"),
-            "the run exited with status 1 (run.py: error: no disk)",
-        ),
+        ("2,3", "--learning_rates: all 2 trials diverged. Use lower learning rates."),
+        ("0.001", "the run exited with status 1 (run.py: error: no disk)"),
     ],
 )
-def test_failed_trials_give_one_line_errors(arguments, expected, network, program, out, fails):
-    status = 3 if "diverged" in expected else 2
+def test_failed_trials_give_one_line_errors(rates, expected, network, program, out, fails):
+    arguments, status = (f"--learning_rates={rates}", "--weight_decays=0"), 2 + (rates == "2,3")
     fails(expected, grid, network, out, *arguments, status=status)
 
 
@@ -614,15 +547,12 @@ def test_invalid_grids_give_one_line_errors_and_create_no_directory(
 
 def test_killed_trial_does_not_count_as_diverged(network, tmp_path, program, out, fails):
     """Checks that only the exit status determines whether a trial diverged, even if the log reports divergence."""
-    killed = (
-        "print('run.py: error: training diverged at step 3', flush=True); os.kill(os.getpid(), 9)\n"
-    )
-    (tmp_path / "program" / "run.py").write_text(
-        _PROGRAM.replace("rate = float", f"{killed}rate = float")
-    )
+    killed = "import os; print('training diverged at step 3', flush=True); os.kill(os.getpid(), 9)"
+    fake = tmp_path / "program" / "run.py"
+    fake.write_text(killed)
     fails("was killed by signal 9", grid, network, out, *SINGLE)
     assert not list(out.glob("*/record.json"))
-    (tmp_path / "program" / "run.py").write_text(_PROGRAM)
+    fake.write_text(_PROGRAM)
     grid(network, out, *SINGLE)
     assert result_of(out)["test"] == 1.0
 
@@ -639,8 +569,7 @@ def test_corrupt_record_is_reported_and_an_empty_one_is_repeated(network, progra
 
 def test_files_of_the_user_in_the_output_directory_are_kept(network, program, out):
     names = ("notes.txt", "rate_0.1_decay_0/notes.txt", "best_rate_0.1_decay_0/draft.tmp")
-    for name in names:
-        path = out / name
+    for path in map(out.joinpath, names):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("notes")
     grid(network, out, *SINGLE)
@@ -662,27 +591,14 @@ def test_trials_hold_the_lock_of_the_output_directory(network, program, monkeypa
 
 @pytest.mark.slow
 def test_training_from_scratch_on_a_folder_skips_a_corrupt_image(network, tmp_path, out):
-    for split, count in (("train", 20), ("val", 10), ("test", 10)):
-        for label, name in enumerate(("black", "white")):
-            (tmp_path / "photos" / split / name).mkdir(parents=True)
-            for number in range(count):
-                image = tf.io.encode_png(np.full([10, 12, 3], 255 * label, np.uint8)).numpy()
-                (tmp_path / "photos" / split / name / f"{number}.png").write_bytes(image)
-    (tmp_path / "photos" / "train" / "black" / "bad.png").write_bytes(b"nothing")
-    cli.main(
-        [
-            "scratch",
-            f"--checkpoint={network}",
-            f"--dataset=folder:{tmp_path / 'photos'}",
-            "--corrupt_images=skip",
-            "--metric=mean_per_class",
-            "--steps=20",
-            "--batch_size=16",
-            "--learning_rates=1",
-            "--weight_decays=0.001",
-            f"--out={out}",
-        ]
-    )
+    dataset = write_folder(tmp_path, train=20, val=10, test=10)
+    for path in (tmp_path / "photos").glob("*/*/*.png"):
+        color = np.full([10, 12, 3], 255 * (path.parent.name == "dog"), np.uint8)
+        path.write_bytes(tf.io.encode_png(color).numpy())
+    (tmp_path / "photos" / "train" / "cat" / "bad.png").write_bytes(b"nothing")
+    flags = ("--corrupt_images=skip", "--metric=mean_per_class", "--steps=20", "--batch_size=16")
+    values = ("--learning_rates=1", "--weight_decays=0.001")
+    grid(network, out, dataset, *flags, *values, protocol="scratch")
     results = result_of(out)
     assert results["test"] == results["validation"][0]["metric"] == 1.0
     assert len(np.load(out / "predictions.npz")["labels"]) == 20
@@ -690,21 +606,14 @@ def test_training_from_scratch_on_a_folder_skips_a_corrupt_image(network, tmp_pa
 
 @pytest.mark.slow
 def test_fine_tuning_with_the_real_run_py_selects_the_better_learning_rate(network, out):
-    arguments = (
-        "--train=train[:300]",
-        "--validation=train[300:400]",
-        "--test=test[:100]",
-        "--learning_rates=1,1000",
-        "--weight_decays=0",
-        "--steps=60",
-    )
-    grid(network, out, *arguments, "--batch_size=32")
+    splits = ("--train=train[:300]", "--validation=train[300:400]", "--test=test[:100]")
+    values = ("--learning_rates=1,1000", "--weight_decays=0", "--steps=60", "--batch_size=32")
+    grid(network, out, *splits, *values)
     results = result_of(out)
     assert results["learning_rate"] == 1 and results["test"] > 0.3
     saved = np.load(out / "predictions.npz")
-    assert (saved["logits"].argmax(1) == saved["labels"]).mean() == results["test"] and len(
-        saved["labels"]
-    ) == 100
+    hits = saved["logits"].argmax(1) == saved["labels"]
+    assert hits.mean() == results["test"] and len(hits) == 100
 
 
 @pytest.mark.parametrize("name", ["-x", "\u00e9" * 127, "$(touch y);'\""])
@@ -720,9 +629,7 @@ def test_output_directory_in_a_relative_link_may_have_any_name(
 
 
 @pytest.mark.parametrize("flag", ["out", "checkpoint"])
-@pytest.mark.parametrize(
-    "value", ["x*", "[a]", "?", "a\\b", "a\nb", "\x1b[31m", "", "s3://x/y", "\udcff"]
-)
+@pytest.mark.parametrize("value", ["x*", "a\nb", "", "s3://x/y"])
 def test_unsafe_paths_are_rejected(flag, value, tmp_path, monkeypatch, fails):
     monkeypatch.chdir(tmp_path)
     for command in ("linear", "finetune"):
@@ -734,9 +641,9 @@ def test_unsafe_paths_are_rejected(flag, value, tmp_path, monkeypatch, fails):
 # --------------------------------------------------------------------------------------------------------- significance
 
 
-def draw_correct(count, accuracy, other_accuracy, seed=0):
+def draw_correct(count, *accuracies, seed=0):
     random = np.random.default_rng(seed)
-    return random.random(count) < accuracy, random.random(count) < other_accuracy
+    return [random.random(count) < accuracy for accuracy in accuracies]
 
 
 @pytest.mark.parametrize(
@@ -753,57 +660,37 @@ def test_permutation_test_on_accuracies_matches_the_mcnemar_test(count, accuracy
     )
 
 
-def naive_p(correct, other_correct, statistic, num_permutations=4000):
-    random, differences = np.random.default_rng(5), []
-    for _ in range(num_permutations):
-        swap = random.random(len(correct)) < 0.5
-        differences.append(
-            statistic(np.where(swap, other_correct, correct))
-            - statistic(np.where(swap, correct, other_correct))
-        )
-    return np.mean(
-        np.abs(differences) >= abs(statistic(correct) - statistic(other_correct)) - 1e-12
-    )
-
-
-def test_permutation_test_on_mean_per_class_accuracies_matches_a_naive_implementation():
+def test_permutation_test_on_mean_per_class_accuracies_matches_scipy():
     labels = np.random.default_rng(1).choice([0, 1, 4, 7], 60, p=[0.1, 0.2, 0.3, 0.4])
     correct, other_correct = draw_correct(60, 0.75, 0.6, seed=2)
 
-    def mean_per_class(values):
-        return np.mean([values[labels == label].mean() for label in (0, 1, 4, 7)])
+    def difference(first, second):
+        classes = [labels == label for label in (0, 1, 4, 7)]
+        return np.mean([first[rows].mean() - second[rows].mean() for rows in classes])
 
+    expected = stats.permutation_test(
+        (correct, other_correct), difference, permutation_type="samples", n_resamples=4000
+    )
     result = significance.permutation_test(correct, other_correct, labels)
-    assert result["difference"] == pytest.approx(
-        mean_per_class(correct) - mean_per_class(other_correct)
-    )
-    assert result["p"] == pytest.approx(
-        naive_p(correct, other_correct, mean_per_class), abs=4 * np.sqrt(0.25 / 4000)
-    )
+    assert result["difference"] == pytest.approx(expected.statistic)
+    assert result["p"] == pytest.approx(expected.pvalue, abs=4 * np.sqrt(0.25 / 4000))
 
 
 def test_multi_label_predictions_are_compared_by_accuracy():
     random = np.random.default_rng(3)
     labels = random.integers(-1, 2, (50, 4))
     labels[:, 0] = np.maximum(labels[:, 0], 0)
-    scores, other_scores = (
-        labels + random.normal(size=(50, 4)) * scale - 0.5 for scale in (0.5, 0.9)
-    )
+    scores, other_scores = labels + random.normal(size=(2, 50, 4)) * [[[0.5]], [[0.9]]] - 0.5
     correct, other_correct = (
-        np.array(
-            [
-                np.mean([(value > 0) == label for value, label in zip(*row) if label >= 0])
-                for row in zip(model_scores, labels)
-            ]
-        )
-        for model_scores in (scores, other_scores)
+        [np.mean((row > 0) == known, where=known >= 0) for row, known in zip(values, labels)]
+        for values in (scores, other_scores)
     )
     result = significance.compare(labels, scores, other_scores, "mean_average_precision")
     assert result == pytest.approx(significance.permutation_test(correct, other_correct))
 
 
 def test_identical_predictions_have_difference_0_and_p_value_1():
-    correct, _ = draw_correct(50, 0.5, 0.5)
+    [correct] = draw_correct(50, 0.5)
     assert significance.permutation_test(correct, correct) == dict(difference=0.0, p=1.0)
 
 
@@ -822,8 +709,7 @@ MULTI_LABELS = np.eye(2, dtype=np.int64)[np.arange(6) % 2]
 def test_valid_predictions_are_accepted(labels, logits, tmp_path):
     """Checks that valid predictions are accepted, including logits of -inf, which mean that a class was not learned."""
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
-    read_labels, read_logits = output.read_predictions(str(tmp_path / "x.npz"))
-    assert read_labels.tolist() == labels.tolist() and read_logits.tolist() == logits.tolist()
+    np.testing.assert_equal(output.read_predictions(str(tmp_path / "x.npz")), (labels, logits))
 
 
 @pytest.mark.parametrize(
@@ -852,9 +738,8 @@ def test_invalid_predictions_are_rejected(labels, logits, expected, tmp_path, fa
 
 def test_compare_reports_significance(tmp_path, capsys):
     labels = np.arange(200) % 2
-    for name, accuracy in (("good", 0.95), ("bad", 0.6)):
-        correct = np.random.default_rng(0).random(200) < accuracy
-        logits = np.eye(2)[np.where(correct, labels, 1 - labels)]
-        np.savez(tmp_path / f"{name}.npz", labels=labels, logits=logits)
+    for name, num_wrong in (("good", 10), ("bad", 80)):
+        predictions = np.where(np.arange(200) < num_wrong, 1 - labels, labels)
+        np.savez(tmp_path / f"{name}.npz", labels=labels, logits=np.eye(2)[predictions])
     cli.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / "bad.npz")])
     assert "the difference is significant" in capsys.readouterr().out
