@@ -137,15 +137,18 @@ def _add_common(command: argparse.ArgumentParser, run: str, protocol: str) -> No
         ),
     )
     for name, text in (
-        ("train", "training split (default: the task's training split, or 'train' without --task)"),
         (
-            "validation",
+            "--train",
+            "training split (default: the task's training split, or 'train' without --task)",
+        ),
+        (
+            "--validation",
             "split for model selection (default: the validation split, or the last 20 %% of the"
             " training split if there is no validation split)",
         ),
-        ("test", "test split (default: the task's test split, or 'test' without --task)"),
+        ("--test", "test split (default: the task's test split, or 'test' without --task)"),
     ):
-        command.add_argument(f"--{name}", metavar="SPLIT", help=text)
+        command.add_argument(name, metavar="SPLIT", help=text)
     command.add_argument(
         "--corrupt_images",
         choices=("error", "skip"),
