@@ -86,6 +86,20 @@ def test_pixel_operators_match_pil(name, shape):
     assert np.abs(result - images / 255).max() > 5 * LEVEL or name in ("autocontrast", "equalize")
 
 
+def test_autocontrast_stretches_all_channels_except_constant_ones():
+    image = np.stack(
+        [
+            np.linspace(20, 90, 12).reshape(1, 3, 4),
+            np.linspace(0, 255, 12).reshape(1, 3, 4),
+            np.full([1, 3, 4], 99),
+        ],
+        -1,
+    )
+    result = apply(operators.autocontrast, image)
+    np.testing.assert_allclose(result[..., 0], np.linspace(0, 1, 12).reshape(1, 3, 4), atol=1e-6)
+    np.testing.assert_allclose(result[..., 1:], image[..., 1:] / 255, atol=1e-6)
+
+
 @pytest.mark.parametrize("operator", [operators.equalize, operators.autocontrast])
 def test_uniform_images_are_unchanged(operator):
     flat = np.full([2, 9, 7, 3], 77, np.uint8)
