@@ -860,7 +860,7 @@ class Config:
     tpu_name: str | None = setting(
         None,
         "Name or address (grpc://HOST:8470) of the Cloud TPU, or 'local' on a TPU VM; requires"
-        " --use_tpu.",
+        " --use_tpu. If not set, the environment variable TPU_NAME or the TPU of the VM is used.",
         "no_effect",
         only=TPU,
     )

@@ -48,7 +48,7 @@ def add_contrastive_loss(
         row offset.
     """
     z_a, z_b = tf.split(prepare_projections(hidden, hidden_norm), 2, 0)
-    all_z_a, all_z_b = replicas.gather(z_a, strategy), replicas.gather(z_b, strategy)
+    all_z_a, all_z_b = replicas.gather_all([z_a, z_b], strategy)
     n = tf.shape(z_a)[0]
     positives = tf.range(n) + replicas.row_offset(n, strategy)
     return compare_views(z_a, z_b, all_z_a, all_z_b, positives, temperature)
@@ -220,7 +220,7 @@ def add_alternative_contrastive_loss(
         row offset.
     """
     z_a, z_b = tf.split(prepare_projections(hidden, hidden_norm), 2, 0)
-    all_z_a, all_z_b = replicas.gather(z_a, strategy), replicas.gather(z_b, strategy)
+    all_z_a, all_z_b = replicas.gather_all([z_a, z_b], strategy)
     n, total = tf.shape(z_a)[0], tf.shape(all_z_a)[0]
     labels = tf.one_hot(tf.range(n) + replicas.row_offset(n, strategy), total, dtype=z_a.dtype)
     negatives = tf.tile(labels == 0, [1, 1 if cross_view_only else 2])

@@ -15,6 +15,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from config import RESNET_DEPTHS as DEPTHS
+from runtime import replicas
 
 BATCH_NORM_EPSILON = 1e-5
 _SK_MIN_CHANNELS = 32
@@ -98,11 +99,13 @@ class BatchNorm(keras.layers.Layer):
         beta = tf.zeros_like(self.gamma) if self.beta is None else self.beta
         if not (training and self.trainable):
             return self._normalize(inputs, self.moving_mean, self.moving_variance, beta)
-        fusable = inputs.shape.rank == 4 and inputs.dtype != tf.float64
-        if fusable and not self._synchronizes():
+        if self._synchronizes():
+            gamma = tf.convert_to_tensor(self.gamma)
+            outputs, mean, variance = synchronized_batch_norm(inputs, gamma, beta, self.epsilon)
+        elif inputs.shape.rank == 4 and inputs.dtype != tf.float64:
             outputs, mean, variance = self._fused(inputs, beta)
         else:
-            mean, variance = self._moments(inputs)
+            mean, variance = _moments(tf.cast(inputs, self.gamma.dtype))
             outputs = self._normalize(inputs, mean, variance, beta)
         if self.updates_statistics:
             for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
@@ -129,24 +132,76 @@ class BatchNorm(keras.layers.Layer):
         # The kernel returns the unbiased variance.
         return outputs, mean, variance * tf.maximum(count - 1, 1) / count
 
-    def _moments(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the mean and biased variance of this replica's batch or, if synchronized, of the global batch."""
-        inputs = tf.cast(inputs, self.gamma.dtype)
-        mean, variance = tf.nn.moments(inputs, list(range(inputs.shape.rank - 1)))
-        if not self._synchronizes():
-            return mean, variance
-        context = tf.distribute.get_replica_context()
-        all_reduce = functools.partial(context.all_reduce, tf.distribute.ReduceOp.MEAN)
-        # Add the variances within and between replicas, since E[x^2] - E[x]^2 would suffer from
-        # cancellation.
-        global_mean = all_reduce(mean)
-        return global_mean, all_reduce(variance + tf.square(mean - global_mean))
-
     def _normalize(
         self, inputs: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, beta: tf.Tensor
     ) -> tf.Tensor:
         scale = self.gamma * tf.math.rsqrt(variance + self.epsilon)
-        return tf.cast(tf.cast(inputs, scale.dtype) * scale + (beta - mean * scale), inputs.dtype)
+        return _scale_and_shift(inputs, scale, beta - mean * scale)
+
+
+def _moments(inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the mean and the biased variance over all axes except the last."""
+    return tf.nn.moments(inputs, list(range(inputs.shape.rank - 1)))
+
+
+def _scale_and_shift(inputs: tf.Tensor, scale: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.cast(inputs, scale.dtype) * scale + shift, inputs.dtype)
+
+
+def synchronized_batch_norm(
+    inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Normalizes with the statistics of the global batch. Communicates once, and once for the gradient.
+
+    Let x be the inputs of all R replicas with n values per channel each, m_r and v_r the mean and the
+    biased variance of replica r, and g the gradient of the loss with respect to the outputs y. Then
+
+        mean = sum_r m_r / R,  variance = sum_r (v_r + (m_r - mean)^2) / R  (Chan et al. 1979),
+        y = gamma u + beta  with  u = (x - mean) s,  s = 1 / sqrt(variance + epsilon).
+
+    Each x changes all outputs through mean and variance. With dmean / dx = 1 / (R n) and
+    dvariance / dx = 2 (x - mean) / (R n), the gradient with respect to x is
+
+        gamma s (g - sum g / (R n) - u sum(g u) / (R n)),
+
+    where the sums are over all replicas. The gradients with respect to gamma and beta are this
+    replica's sums of g u and g, because the optimizer adds gradients over replicas. Only `inputs` in
+    its own dtype is kept for the gradient. Call this function in replica context.
+
+    Args:
+      inputs: [..., channels]; the same shape on all replicas.
+      gamma, beta: [channels].
+      epsilon: see `BatchNorm`.
+
+    Returns:
+      The outputs, with shape and dtype of `inputs`, and the mean and the variance, [channels], whose
+      gradients are not propagated.
+    """
+
+    @tf.custom_gradient
+    def normalize(inputs, gamma, beta):
+        strategy = tf.distribute.get_strategy()
+        moments = tf.stack(_moments(tf.cast(inputs, gamma.dtype)))[tf.newaxis]
+        means, variances = tf.unstack(replicas.gather(moments, strategy), axis=1)
+        mean = tf.reduce_mean(means, 0)
+        variance = tf.reduce_mean(variances + tf.math.squared_difference(means, mean), 0)
+        inverse = tf.math.rsqrt(variance + epsilon)
+        scale = gamma * inverse
+
+        def differentiate(gradient, *_):
+            gradient, axes = tf.cast(gradient, gamma.dtype), list(range(inputs.shape.rank - 1))
+            normalized = (tf.cast(inputs, gamma.dtype) - mean) * inverse
+            products = gradient * normalized
+            sums = tf.stack([tf.reduce_sum(values, axes) for values in (gradient, products)])
+            count = tf.cast(tf.size(inputs) / tf.size(mean), gamma.dtype)
+            mean_gradient, mean_product = tf.unstack(replicas.mean(sums, strategy) / count)
+            of_inputs = scale * (gradient - mean_gradient - normalized * mean_product)
+            return tf.cast(of_inputs, inputs.dtype), sums[1], sums[0]
+
+        outputs = _scale_and_shift(inputs, scale, beta - mean * scale)
+        return (outputs, mean, variance), differentiate
+
+    return normalize(inputs, gamma, beta)
 
 
 class BatchNormRelu(keras.layers.Layer):

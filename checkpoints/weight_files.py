@@ -252,10 +252,12 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
         return WeightFile(prefix, torch_files.FORMAT, **vars(contents))
     try:
         size = 0
-        for name in tf.io.gfile.glob([f"{prefix}.index", f"{prefix}.data-*"]):
-            if not storage.is_file(name):
-                raise ValueError(f"{name} is not a regular file")
-            size += tf.io.gfile.stat(name).length
+        directory, base = os.path.split(prefix)
+        for name in tf.io.gfile.listdir(directory or "."):
+            if name.startswith((f"{base}.index", f"{base}.data-")):
+                if not storage.is_file(os.path.join(directory, name)):
+                    raise ValueError(f"{name} is not a regular file")
+                size += tf.io.gfile.stat(os.path.join(directory, name)).length
         reader = tf.train.load_checkpoint(prefix)
         shapes = {key: tuple(shape) for key, shape in reader.get_variable_to_shape_map().items()}
         dtypes = reader.get_variable_to_dtype_map()

@@ -61,7 +61,7 @@ def contrastive_loss(
       entropy: scalar, `metrics.contrastive_entropy` over this replica's images, without a gradient.
     """
     z = objective.prepare_projections(z, hidden_norm)
-    views = [replicas.gather(view, strategy) for view in tf.split(z, 2, 0)]
+    views = replicas.gather_all(tf.split(z, 2, 0), strategy)
     n = z.shape[0] // 2
     total = n * replicas.count(strategy)
     limit = block_rows or max(_BLOCK_BYTES // (2 * total * z.dtype.size), _MIN_BLOCK_ROWS)
@@ -91,5 +91,4 @@ def contrastive_loss(
         share = size / n
         return tuple(tf.unstack(share * sums)), lambda upstream, *_: upstream * share * gradient
 
-    # `all_gather` does not set the static shape.
-    return loss_and_metrics(tf.ensure_shape(tf.concat(views, 0), [2 * total, z.shape[1]]))
+    return loss_and_metrics(tf.concat(views, 0))

@@ -15,6 +15,7 @@ from runtime.errors import UserError, first_line
 from runtime.pipelines import PARALLEL_CALLS
 
 _TPU_PORT, _TPU_SECONDS = 8470, 30
+_TPU_DEVICES = "/dev/accel0", "/dev/vfio/0"  # files of a TPU VM's own TPU
 _TPU_CORE_BYTES = 16e9  # TPU v3 and v5e; most others have more.
 # Compute capability of NVIDIA's Ampere GPUs, the first that support bfloat16 and TF32.
 _AMPERE = (8, 0)
@@ -30,7 +31,8 @@ def make_strategy(
 
     Args:
       use_tpu: whether to use a TPU.
-      tpu_address: name or address (grpc://host:port) of the TPU, or "local" on a TPU VM.
+      tpu_address: name or address (grpc://host:port) of the TPU, or "local" on a TPU VM. None: the
+        environment variable TPU_NAME or, if it is not set, the TPU of the VM.
       tpu_zone: Google Cloud zone of the TPU, or None to read it from the environment.
       gcp_project: Google Cloud project of the TPU, or None to read it from the environment.
 
@@ -65,17 +67,25 @@ def _tpu_strategy(
 ) -> tf.distribute.Strategy:
     """Connects to a TPU as described in TensorFlow's guide "Use TPUs", and returns the strategy.
 
-    This function has not been tested on TPU hardware. On a TPU VM, `--tpu_name=local` selects the
-    TPU of the VM and requires no connection. With other names, the input pipeline runs on the TPU's
-    hosts, which can read only `gs://` paths, so `folder:` and local directories are not supported.
+    This function has not been tested on TPU hardware. On a TPU VM, the name `local`, which is the
+    default there, selects the TPU of the VM and requires no connection. With other names, the input
+    pipeline runs on the TPU's hosts, which can read only `gs://` paths, so `folder:` and local
+    directories are not supported.
     The coordinator's CPU fits the `lbfgs` and `knn` classifiers, runs the `contrastive` protocol
     with one replica, and exports SavedModels. The tests compile the training step (also for two
     replicas) and the evaluation with XLA. They show that XLA supports all operations with static
     shapes, but do not measure speed or memory use.
     """
+    is_tpu_vm = any(map(os.path.exists, _TPU_DEVICES))
+    address = tpu_address or os.environ.get("TPU_NAME") or ("local" if is_tpu_vm else None)
+    if address is None:
+        raise UserError(
+            "--use_tpu: no TPU is selected, and this machine is not a TPU VM. Set --tpu_name=NAME, or"
+            " run the program on a TPU VM (--tpu_name=local)."
+        )
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
-            tpu=tpu_address, zone=tpu_zone, project=gcp_project
+            tpu=address, zone=tpu_zone, project=gcp_project
         )
         _check_reachable(resolver.master())
         tf.config.experimental_connect_to_cluster(resolver)

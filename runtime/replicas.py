@@ -18,24 +18,27 @@ def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Ten
     """Concatenates `tensor` [n, ...] from all replicas along the first axis, in replica order.
 
     The tensors of all replicas must have the same shape. The gradient with respect to a replica's
-    tensor is the sum of the gradients from all replicas.
+    tensor is the sum of the gradients from all replicas. The result is a sum over the replicas of
+    tensors that contain zeros in all other rows: `ReplicaContext.all_gather` waits for the host to
+    compare shapes, and XLA does not support it on several GPUs.
     """
     if count(strategy) == 1:
         return tensor
-    context = tf.distribute.get_replica_context()
-    if strategy.extended._use_merge_call():
-        return context.all_gather(tensor, axis=0)
-    # With --jit_compile on several GPUs, `all_gather` is not supported.
-    return _gather_by_sum(tensor, context)
-
-
-def _gather_by_sum(tensor: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.Tensor:
-    """Returns the same as `all_gather`, as a sum over the replicas of tensors that contain zeros in all other rows."""
-    index, zeros = tf.cast(context.replica_id_in_sync_group, tf.int32), tf.zeros_like(tensor)
+    context, zeros = tf.distribute.get_replica_context(), tf.zeros_like(tensor)
+    index = tf.cast(context.replica_id_in_sync_group, tf.int32)
     rows = [
         tf.where(index == replica, tensor, zeros) for replica in range(context.num_replicas_in_sync)
     ]
     return context.all_reduce("SUM", tf.concat(rows, 0))
+
+
+def gather_all(
+    tensors: list[tf.Tensor], strategy: tf.distribute.Strategy | None
+) -> list[tf.Tensor]:
+    """Returns the result of `gather` for each of several tensors of the same shape, with a single all-reduce."""
+    if count(strategy) == 1:
+        return tensors
+    return tf.unstack(gather(tf.stack(tensors, 1), strategy), axis=1)
 
 
 def row_offset(

@@ -84,10 +84,32 @@ def test_strategy_uses_an_initialized_tpu_with_the_given_name(monkeypatch, serve
     server.accept()[0].close()  # Times out unless the program has connected to the TPU's address.
 
 
-def test_a_tpu_vm_uses_its_local_tpu_without_a_network_connection(monkeypatch):
+@pytest.mark.parametrize(
+    "name, variable, has_tpu, expected",
+    [
+        ("local", "other", False, "local"),
+        (None, "mine", True, "mine"),
+        (None, None, True, "local"),
+        (None, None, False, None),
+    ],
+)
+def test_the_default_is_the_tpu_in_the_environment_or_that_of_the_vm(
+    name, variable, has_tpu, expected, monkeypatch, tmp_path
+):
+    """FakeTpu has no address, so that no network connection is required."""
     tpu = FakeTpu(monkeypatch)
-    assert make_strategy(tpu_name="local") == "TPU in use"
-    assert tpu.arguments["tpu"] == "local"
+    if variable:
+        monkeypatch.setenv("TPU_NAME", variable)
+    path = tmp_path / "accel0"
+    monkeypatch.setattr(devices, "_TPU_DEVICES", (str(path),))
+    if has_tpu:
+        path.touch()
+    if expected is None:
+        with pytest.raises(UserError, match="^--use_tpu: no TPU is selected.* --tpu_name=NAME, or"):
+            make_strategy()
+    else:
+        assert make_strategy(tpu_name=name) == "TPU in use"
+        assert tpu.arguments["tpu"] == expected
 
 
 @pytest.mark.parametrize("step", ["TPUClusterResolver", "initialize_tpu_system", "TPUStrategy"])
