@@ -79,7 +79,13 @@ def parse(words):
     elif words[0] == "pip":
         files = [file for flag, file in zip(words, words[1:]) if flag in ("-r", "-c")]
         assert all((ROOT / file).is_file() for file in files)
-        options = {"--upgrade", "--no-index", "--find-links=wheels", "--wheel-dir=wheels"}
+        options = {
+            "--upgrade",
+            "--no-deps",
+            "--no-index",
+            "--find-links=wheels",
+            "--wheel-dir=wheels",
+        }
         assert words[1] in ("install", "wheel")
         for requirement in set(words[2:]) - {"-r", "-c", *files, *options}:
             requirements.Requirement(requirement)
