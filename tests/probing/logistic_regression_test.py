@@ -148,6 +148,7 @@ def test_memory_of_fits_does_not_grow_with_the_number_of_examples(fit, width, li
         file.append(random.normal(size=(1000, width)))
     inputs, labels = file.read("features"), random.integers(0, 3, 40_000)
     assert isinstance(inputs, np.memmap) and inputs.nbytes == 40_000 * width * 4
+    fit(inputs[:1000], labels[:1000])  # imports modules
     tracemalloc.start()
     fit(inputs, labels)
     peak = tracemalloc.get_traced_memory()[1]
