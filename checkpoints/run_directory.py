@@ -161,7 +161,7 @@ def read_run(directory: str | None) -> Recorded:
         return Recorded()
     flags = _read(directory, _FLAGS)
     return Recorded(
-        settings=read_flags(directory),
+        settings=select_settings(flags, os.path.join(directory, _FLAGS)),
         last_step=flags.get(_LAST_STEP),
         initial_weights=flags.get(_INITIAL_WEIGHTS),
         data=_read(directory, _DATA),

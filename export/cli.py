@@ -20,7 +20,7 @@ _TORCH = """Writes the weights of a SimCLR network for PyTorch.
 FILE.safetensors contains the encoder, without a classifier. The tensors are named as in the ResNets of torchvision and
 timm. FILE.projection_head.safetensors and FILE.linear_head.safetensors contain the heads, if the network has them.
 torch_resnet.py, next to these files, loads them in PyTorch, and the model card FILE.md describes them. Networks with
-selective kernels or squeeze-and-excitation are not supported.
+selective kernels or squeeze-and-excitation can only be loaded with torch_resnet.py.
 """
 
 

@@ -43,7 +43,7 @@ class ScalarSum:
 
     def pack(self, scalars: Any) -> tf.Tensor:
         """Returns the vector of the scalars, and remembers their structure."""
-        self._structure = scalars
+        self._structure = tf.nest.map_structure(lambda _: None, scalars)
         values = [tf.cast(value, self._dtype) for value in tf.nest.flatten(scalars)]
         return tf.stack(values + [tf.zeros([], self._dtype)] * (_MAX_SCALARS - len(values)))
 

@@ -11,14 +11,14 @@ ALGORITHM = (
     " objective.py resnet.py"
 )
 CAPS = {
-    "OUTSIDE TESTS": 69_785,
+    "OUTSIDE TESTS": 69_795,
     "run.py": 990,
     "config.py": 3_190,
     "evaluate.py": 2_800,
     "train.py simclr.py": 2_655,
     "checks.py": 1_925,
-    ALGORITHM: 11_170,
-    "checkpoints": 7_090,
+    ALGORITHM: 11_175,
+    "checkpoints": 7_095,
     "export": 2_765,
     "inference": 4_140,
     "sources": 8_255,
