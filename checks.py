@@ -262,10 +262,15 @@ def _check_memory(context: RunContext) -> None:
     needed = memory.estimate(config, parts)
     # Of a run with checkpoints, perhaps nothing needs to be trained.
     is_impossible = needed > _MAX_MEMORY * total and not context.recorded.has_checkpoints
+    limit = total if is_impossible else available
+    batch = config.train_batch_size
+    while batch and memory.estimate(config.replace(train_batch_size=batch), parts) > limit:
+        batch //= 2
+    remedies = [f"--train_batch_size={batch}"] * (batch >= max(parts, 2))
+    remedies += ["a smaller --image_size"] + ["--micro_batch_size"] * (not config.use_tpu)
     problem = (
         f"--train_batch_size={config.train_batch_size}: training needs about {needed / 1e9:.1f} GB"
-        f" of memory, but only {(total if is_impossible else available) / 1e9:.1f} GB are available. Use a smaller"
-        " --train_batch_size or --image_size, or set --micro_batch_size."
+        f" of memory, but only {limit / 1e9:.1f} GB are available. Use {' or '.join(remedies)}."
     )
     if is_impossible:
         raise UserError(problem)
@@ -506,6 +511,11 @@ def advice(context: RunContext) -> list[str]:
             f"--linear_head_learning_rate is not set: with {count} images, the linear head is"
             " likely to diverge at the encoder's learning rate. Use"
             f" {_LINEAR_HEAD_LEARNING_RATE}, which does not affect the encoder."
+        )
+    if config.precision == "float32" and devices.has_bfloat16():
+        lines.append(
+            "--precision=float32: this GPU is faster in half precision. Consider"
+            " --precision=mixed_bfloat16."
         )
     if config.pretraining and config.train_batch_size < _SMALL_BATCH:
         lines.append(

@@ -768,10 +768,11 @@ class Config:
         "identity",
         choices=("float32", "mixed_bfloat16", "mixed_float16"),
     )
-    jit_compile: bool = setting(
-        False,
-        "Compile the training step with XLA. The first step takes longer, and the other steps may"
-        " be faster. Results differ by rounding errors.",
+    jit_compile: bool | None = setting(
+        None,
+        "Compile the training step with XLA. The first step takes longer. On GPUs, the other steps"
+        " are faster; on CPUs, they are slower. Results differ by rounding errors. If not set, the"
+        " step is compiled on a single GPU.",
         "no_effect",
     )
 
@@ -886,6 +887,13 @@ class Config:
         " with srun, form one run.",
         "no_effect",
         choices=("tf_config", "slurm"),
+    )
+    collective: str = setting(
+        "auto",
+        "Communication between workers. nccl: NVIDIA's library for GPUs; ring: gRPC; auto: nccl if"
+        " the workers have GPUs, otherwise ring.",
+        "no_effect",
+        choices=("auto", "nccl", "ring"),
     )
 
     def __post_init__(self) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from runtime import replicas
+
 EETA_DEFAULT = 0.001
 
 
@@ -27,6 +29,7 @@ def trust_ratio(param: tf.Tensor, update: tf.Tensor, eeta: float) -> tf.Tensor:
     return tf.where((param_norm > 0) & (update_norm > 0), ratio, tf.ones_like(ratio))
 
 
+@replicas.island
 def lars_update(
     param: tf.Tensor,
     grad: tf.Tensor,
@@ -148,10 +151,9 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
         settings = (apply_state or {}).get(
             (var.device, var.dtype.base_dtype)
         ) or self._fallback_apply_state(var.device, var.dtype.base_dtype)
+        # The function takes tensors, not variables.
         param, velocity = lars_update(
-            var,
-            grad,
-            slot,
+            *map(tf.convert_to_tensor, (var, grad, slot)),
             learning_rate=settings["lr_t"],
             momentum=self.momentum,
             classic_momentum=self.classic_momentum,

@@ -94,23 +94,39 @@ class BatchNorm(keras.layers.Layer):
         self.moving_variance = moving("moving_variance", initializer="ones")
         super().build(input_shape)
 
-    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """Normalizes `inputs` [..., channels]. In training, also updates the moving statistics."""
+    def call(
+        self, inputs: tf.Tensor, training: bool | None = None, relu: bool = False
+    ) -> tf.Tensor:
+        """Normalizes `inputs` [..., channels], then applies ReLU if `relu` is True.
+
+        In training, also updates the moving statistics.
+        """
         beta = tf.zeros_like(self.gamma) if self.beta is None else self.beta
-        if not (training and self.trainable):
-            return self._normalize(inputs, self.moving_mean, self.moving_variance, beta)
-        if self._synchronizes():
-            gamma = tf.convert_to_tensor(self.gamma)
-            outputs, mean, variance = synchronized_batch_norm(inputs, gamma, beta, self.epsilon)
-        elif inputs.shape.rank == 4 and inputs.dtype != tf.float64:
-            outputs, mean, variance = self._fused(inputs, beta)
+        uses_batch = training and self.trainable
+        if uses_batch and self._synchronizes():
+            gamma, beta = map(tf.convert_to_tensor, (self.gamma, beta))
+            outputs, *moments = synchronized_batch_norm(inputs, gamma, beta, self.epsilon, relu)
         else:
-            mean, variance = _moments(tf.cast(inputs, self.gamma.dtype))
-            outputs = self._normalize(inputs, mean, variance, beta)
-        if self.updates_statistics:
-            for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            outputs, *moments = self._call_locally(inputs, beta, uses_batch)
+            outputs = tf.nn.relu(outputs) if relu else outputs
+        if uses_batch and self.updates_statistics:
+            for moving, batch in zip((self.moving_mean, self.moving_variance), moments):
                 moving.assign_sub((moving - tf.stop_gradient(batch)) * (1.0 - self.momentum))
         return outputs
+
+    def _call_locally(
+        self, inputs: tf.Tensor, beta: tf.Tensor, uses_batch: bool
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the outputs, and the mean and the variance of this replica's batch or the moving ones."""
+        if uses_batch and inputs.shape.rank == 4 and inputs.dtype != tf.float64:
+            return self._fused(inputs, beta)
+        moments = (
+            _moments(tf.cast(inputs, self.gamma.dtype))
+            if uses_batch
+            else (self.moving_mean, self.moving_variance)
+        )
+        scale = self.gamma * tf.math.rsqrt(moments[1] + self.epsilon)
+        return _scale_and_shift(inputs, scale, beta - moments[0] * scale), *moments
 
     def _synchronizes(self) -> bool:
         context = tf.distribute.get_replica_context()
@@ -132,12 +148,6 @@ class BatchNorm(keras.layers.Layer):
         # The kernel returns the unbiased variance.
         return outputs, mean, variance * tf.maximum(count - 1, 1) / count
 
-    def _normalize(
-        self, inputs: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, beta: tf.Tensor
-    ) -> tf.Tensor:
-        scale = self.gamma * tf.math.rsqrt(variance + self.epsilon)
-        return _scale_and_shift(inputs, scale, beta - mean * scale)
-
 
 def _moments(inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the mean and the biased variance over all axes except the last."""
@@ -149,12 +159,13 @@ def _scale_and_shift(inputs: tf.Tensor, scale: tf.Tensor, shift: tf.Tensor) -> t
 
 
 def synchronized_batch_norm(
-    inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
+    inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float, relu: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Normalizes with the statistics of the global batch. Communicates once, and once for the gradient.
 
     Let x be the inputs of all R replicas with n values per channel each, m_r and v_r the mean and the
-    biased variance of replica r, and g the gradient of the loss with respect to the outputs y. Then
+    biased variance of replica r, and g the gradient of the loss with respect to the outputs y before
+    ReLU. Then
 
         mean = sum_r m_r / R,  variance = sum_r (v_r + (m_r - mean)^2) / R  (Chan et al. 1979),
         y = gamma u + beta  with  u = (x - mean) s,  s = 1 / sqrt(variance + epsilon).
@@ -172,6 +183,7 @@ def synchronized_batch_norm(
       inputs: [..., channels]; the same shape on all replicas.
       gamma, beta: [channels].
       epsilon: see `BatchNorm`.
+      relu: whether to apply ReLU to the outputs.
 
     Returns:
       The outputs, with shape and dtype of `inputs`, and the mean and the variance, [channels], whose
@@ -181,27 +193,67 @@ def synchronized_batch_norm(
     @tf.custom_gradient
     def normalize(inputs, gamma, beta):
         strategy = tf.distribute.get_strategy()
-        moments = tf.stack(_moments(tf.cast(inputs, gamma.dtype)))[tf.newaxis]
-        means, variances = tf.unstack(replicas.gather(moments, strategy), axis=1)
-        mean = tf.reduce_mean(means, 0)
-        variance = tf.reduce_mean(variances + tf.math.squared_difference(means, mean), 0)
-        inverse = tf.math.rsqrt(variance + epsilon)
-        scale = gamma * inverse
+        moments = replicas.gather(_local_moments(inputs, gamma.dtype), strategy)
+        outputs, mean, variance = _normalize(inputs, gamma, beta, moments, epsilon, relu)
 
         def differentiate(gradient, *_):
-            gradient, axes = tf.cast(gradient, gamma.dtype), list(range(inputs.shape.rank - 1))
-            normalized = (tf.cast(inputs, gamma.dtype) - mean) * inverse
-            products = gradient * normalized
-            sums = tf.stack([tf.reduce_sum(values, axes) for values in (gradient, products)])
-            count = tf.cast(tf.size(inputs) / tf.size(mean), gamma.dtype)
-            mean_gradient, mean_product = tf.unstack(replicas.mean(sums, strategy) / count)
-            of_inputs = scale * (gradient - mean_gradient - normalized * mean_product)
-            return tf.cast(of_inputs, inputs.dtype), sums[1], sums[0]
+            values = inputs, gamma, beta, mean, variance, epsilon, relu
+            sums = _gradient_sums(gradient, *values)
+            of_inputs = _input_gradient(gradient, replicas.mean(sums, strategy), *values)
+            return of_inputs, sums[1], sums[0]
 
-        outputs = _scale_and_shift(inputs, scale, beta - mean * scale)
         return (outputs, mean, variance), differentiate
 
     return normalize(inputs, gamma, beta)
+
+
+# These functions are the parts of `synchronized_batch_norm` between communication.
+
+
+@replicas.island
+def _local_moments(inputs, dtype):
+    """Returns m_r and v_r, [1, 2, channels]."""
+    return tf.stack(_moments(tf.cast(inputs, dtype)))[tf.newaxis]
+
+
+@replicas.island
+def _normalize(inputs, gamma, beta, moments, epsilon, relu):
+    """Returns y, with ReLU if requested, the mean and the variance. `moments` is [R, 2, channels]."""
+    means, variances = tf.unstack(moments, axis=1)
+    mean = tf.reduce_mean(means, 0)
+    variance = tf.reduce_mean(variances + tf.math.squared_difference(means, mean), 0)
+    scale = gamma * tf.math.rsqrt(variance + epsilon)
+    outputs = _scale_and_shift(inputs, scale, beta - mean * scale)
+    return tf.nn.relu(outputs) if relu else outputs, mean, variance
+
+
+def _of_outputs(gradient, inputs, gamma, beta, mean, variance, epsilon, relu):
+    """Returns g and u."""
+    gradient, inputs = (tf.cast(values, gamma.dtype) for values in (gradient, inputs))
+    inverse = tf.math.rsqrt(variance + epsilon)
+    if relu:
+        outputs = _scale_and_shift(inputs, gamma * inverse, beta - mean * (gamma * inverse))
+        gradient = tf.where(outputs > 0, gradient, tf.zeros_like(gradient))
+    return gradient, (inputs - mean) * inverse
+
+
+@replicas.island
+def _gradient_sums(gradient, *values):
+    """Returns this replica's sums of g and of g u, [2, channels]."""
+    gradient, normalized = _of_outputs(gradient, *values)
+    axes = list(range(gradient.shape.rank - 1))
+    return tf.stack([tf.reduce_sum(each, axes) for each in (gradient, gradient * normalized)])
+
+
+@replicas.island
+def _input_gradient(gradient, mean_sums, inputs, gamma, beta, mean, variance, epsilon, relu):
+    """Returns the gradient with respect to x. `mean_sums` are the sums of g and of g u, divided by R."""
+    values = inputs, gamma, beta, mean, variance, epsilon, relu
+    gradient, normalized = _of_outputs(gradient, *values)
+    count = tf.cast(tf.size(inputs) / tf.size(mean), gamma.dtype)
+    mean_gradient, mean_product = tf.unstack(mean_sums / count)
+    scale = gamma * tf.math.rsqrt(variance + epsilon)
+    return tf.cast(scale * (gradient - mean_gradient - normalized * mean_product), inputs.dtype)
 
 
 class BatchNormRelu(keras.layers.Layer):
@@ -231,8 +283,7 @@ class BatchNormRelu(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """Normalizes `inputs` [..., channels], then applies ReLU if `relu` is True."""
-        outputs = self.bn(inputs, training=training)
-        return tf.nn.relu(outputs) if self.relu else outputs
+        return self.bn(inputs, training=training, relu=self.relu)
 
 
 def conv2d(

@@ -158,9 +158,9 @@ def connect(config: config_lib.Config) -> tf.distribute.Strategy:
     # Exit this context before TensorFlow connects to other workers and installs its own signal
     # handlers.
     with signals.StopSignals() as stop, stop.interruptible():
-        workers.wait_for_workers()
+        workers.wait_for_workers(devices.has_gpu())
     return devices.make_strategy(
-        config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project
+        config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project, config.collective
     )
 
 

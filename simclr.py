@@ -33,7 +33,7 @@ from augmentation.policies import view_policies
 from config import Config
 from large_batch import blocked_nt_xent
 from model import Model
-from runtime import rng
+from runtime import replicas, rng
 
 Scalars = dict[str, tf.Tensor]
 _BLUR = 3  # Index of the random-number stream. Streams 0 to 2 are defined in data.py.
@@ -62,18 +62,26 @@ def views(
     Returns:
       For each view, [n, h, w, 3] in [0, 1], in the default float type.
     """
-    if seeds is not None:
-        images = data_util.augment_crops(images, view_policies(config), seeds)
-    images = [tf.cast(view, keras.backend.floatx()) for view in images]
-    if not config.blurs_views:
-        return images
-    step_seed = rng.step_seed(config.seed, _BLUR, step)
-    return [
-        data_util.batch_random_blur(
-            view, rng.nth_seed(step_seed, index, rng.VIEW), config.image_size, first_row=first_row
-        )
-        for index, view in enumerate(images)
-    ]
+
+    @replicas.island
+    def complete(images, step, seeds, first_row):
+        if seeds is not None:
+            images = data_util.augment_crops(images, view_policies(config), seeds)
+        images = [tf.cast(view, keras.backend.floatx()) for view in images]
+        if not config.blurs_views:
+            return images
+        step_seed = rng.step_seed(config.seed, _BLUR, step)
+        return [
+            data_util.batch_random_blur(
+                view,
+                rng.nth_seed(step_seed, index, rng.VIEW),
+                config.image_size,
+                first_row=first_row,
+            )
+            for index, view in enumerate(images)
+        ]
+
+    return complete(images, tf.convert_to_tensor(step), seeds, first_row)
 
 
 def per_image(

@@ -26,7 +26,7 @@ from checkpoints.training_log import TrainingLog
 from checkpoints.training_state import TrainingState
 from config import Config
 from large_batch import memory, micro_batches
-from runtime import console, progress, replicas, storage, workers
+from runtime import console, devices, progress, replicas, storage, workers
 from runtime.errors import TrainingDiverged, UserError, first_line
 from sources import image_checks
 from sources.files import FileSource
@@ -34,6 +34,9 @@ from sources.source import Source
 
 # This hides the overhead of device calls, but is short enough to show progress.
 _SECONDS_PER_CALL = 1.0
+_TPU_CALLS = (
+    10.0  # Calls of TPUs take this many times as long, because of the connection to the TPU.
+)
 _PREVIEW_EXAMPLES = 8
 _PREVIEW_PIXELS = 96  # minimum side length of a view in the preview
 _DECODED_IMAGES = 8  # number of images that are decoded to measure the speed
@@ -161,7 +164,7 @@ class TrainStep:
                     optimizer.loss_scale <= scale
                 )
             scalars.update(loss_scale=scale, skipped_steps=is_skipped)
-            is_finite |= all_finite(terms.values()) & is_skipped & (scale > _MIN_LOSS_SCALE)
+            is_finite |= all_finite([*terms.values()]) & is_skipped & (scale > _MIN_LOSS_SCALE)
         scalars = {f"train/{name}": value for name, value in scalars.items()}
         scalars.update(learning_rate=learning_rate, is_finite=is_finite)
         return replicas.mean(
@@ -169,8 +172,8 @@ class TrainStep:
         )
 
     def compiled(self, function: Callable) -> Callable:
-        """Returns `function`, which `strategy.run` receives. With `--jit_compile`, the result is compiled by XLA."""
-        if not self.config.jit_compile:
+        """Returns `function`, which `strategy.run` receives. XLA compiles the result; see `devices.compiles_step`."""
+        if not devices.compiles_step(self.config.jit_compile, self.strategy):
             return function
         return tf.function(function, jit_compile=True, autograph=False)
 
@@ -187,6 +190,7 @@ def add(terms: Iterable[tf.Tensor]) -> tf.Tensor:
     return tf.add_n([tf.cast(term, dtype) for term in terms])
 
 
+@replicas.island
 def all_finite(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
     """Returns whether all elements of all tensors are finite, as a bool scalar."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
@@ -232,7 +236,7 @@ def make_run_steps(step: TrainStep) -> Callable:
 
     def run(batches, steps):
         means, num_finite_steps = run_steps(batches, steps)
-        return scalar_sum.unpack(means), num_finite_steps
+        return scalar_sum.unpack(means.numpy().tolist()), num_finite_steps
 
     return run
 
@@ -258,10 +262,14 @@ class TrainingResult:
 
 
 class _StepsPerCall:
-    """Number of steps per device call: 1 until the speed is known, and then as many as fit into about one second."""
+    """Number of steps per device call: 1 until the speed is known, and then as many as fit into about one second.
 
-    def __init__(self):
-        self._seconds_per_step = None
+    On TPUs, a call takes up to ten seconds.
+    """
+
+    def __init__(self, use_tpu: bool = False):
+        self._seconds = _SECONDS_PER_CALL * (_TPU_CALLS if use_tpu else 1)
+        self._seconds_per_step: float | None = None
         self._agreed = 1
         self.is_compiled = False
 
@@ -280,7 +288,7 @@ class _StepsPerCall:
         proposal = (
             1
             if self._seconds_per_step is None
-            else max(int(_SECONDS_PER_CALL / self._seconds_per_step), 1)
+            else max(int(self._seconds / self._seconds_per_step), 1)
         )
         stops, proposals = workers.gather_integers([int(stop), proposal], strategy).T
         self._agreed = int(proposals.min())
@@ -375,6 +383,7 @@ def _log_header(
     steps: model_lib.Steps,
     num_examples: int,
     directory: str,
+    strategy: tf.distribute.Strategy,
 ) -> None:
     """Logs the network and the schedule of a run that is about to train."""
     weights = sum(variable.shape.num_elements() for variable in model.trainable_variables) / 1e6
@@ -403,7 +412,8 @@ def _log_header(
     if levels := metrics.chance_levels(config, config.train_batch_size):
         text = ", ".join(f"{name} {value:.3g}" for name, value in levels.items())
         console.log(f"chance level during training: {text}")
-    console.log("compiling the training step" + " with XLA" * config.jit_compile)
+    is_compiled = devices.compiles_step(config.jit_compile, strategy)
+    console.log("compiling the training step" + " with XLA" * is_compiled)
 
 
 def train_dataset(context: RunContext, start_step: int) -> tf.distribute.DistributedDataset:
@@ -532,7 +542,7 @@ def train(context: RunContext) -> TrainingResult:
             write_preview(config, context.source, directory, log.writer)
         if step < steps.train:
             if is_chief:
-                _log_header(config, state.model, steps, num_examples, directory)
+                _log_header(config, state.model, steps, num_examples, directory, strategy)
                 decoding_rate, decoding_advice = measure_decoding(config, context.source)
             batches = iter(train_dataset(context, step))
             run_steps = make_run_steps(TrainStep(state.model, state.optimizer, config, strategy))
@@ -540,7 +550,7 @@ def train(context: RunContext) -> TrainingResult:
         if step:
             # The process may have been stopped before this evaluation was complete.
             evaluations.run_if_due(step)
-        steps_per_call = _StepsPerCall()
+        steps_per_call = _StepsPerCall(config.use_tpu)
         while step < steps.train:
             next_save = steps.next_save(step)
             count, seconds = steps_per_call.limited_to(next_save - step), progress.stopwatch()
@@ -550,7 +560,6 @@ def train(context: RunContext) -> TrainingResult:
                 functools.partial(_save_whole_steps, config, state, log, checkpoint),
             ):
                 means, num_finite_steps = run_steps(batches, tf.constant(count))
-            means = {name: float(value) for name, value in means.items()}
             if num_finite_steps < count:
                 rate = means["learning_rate"]
                 raise _divergence(config, step + int(num_finite_steps) + 1, rate, checkpoint)
@@ -645,7 +654,7 @@ def _save(config: Config, state: TrainingState, newest: str | None) -> str:
     variables = [
         v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating
     ]
-    if not all(tf.reduce_all(tf.math.is_finite(variable)) for variable in variables):
+    if not tf.function(all_finite, autograph=False)([*map(tf.convert_to_tensor, variables)]):
         rate = state.optimizer.learning_rate(state.optimizer.iterations)
         raise _divergence(config, state.step, float(rate), newest)
     try:

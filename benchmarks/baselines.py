@@ -18,6 +18,7 @@ import resnet as resnet_lib
 from benchmarks import programs
 from benchmarks.measure import repeated
 from benchmarks.programs import CLASSES, Implementation
+from runtime import devices
 
 _LEARNING_RATE, _MOMENTUM, _WEIGHT_DECAY, _EETA = 0.1, 0.9, 1e-6, 0.001
 # Results of the original's code with TensorFlow 2.15.1, one value per seed.
@@ -116,14 +117,16 @@ def keras_resnet(
     return keras.Model(images, [_norm(center=False)(x), logits])
 
 
-def keras_step(batch: int, jit_compile: bool, **network: Any) -> Implementation:
+def keras_step(batch: int, jit_compile: bool | None, **network: Any) -> Implementation:
     """Training steps of plain Keras with LARS. With float16, the loss is not scaled."""
     model = keras_resnet(**network)
     variables = model.trainable_variables
     update = lars_updates(variables)
     views, labels = programs.random_batch(batch, network["size"])
 
-    @tf.function(autograph=False, jit_compile=jit_compile)
+    is_compiled = devices.compiles_step(jit_compile, tf.distribute.get_strategy())
+
+    @tf.function(autograph=False, jit_compile=is_compiled)
     def step():
         with tf.GradientTape() as tape:
             projections, logits = model(tf.concat(views, 0), training=True)

@@ -47,10 +47,10 @@ class ScalarSum:
         values = [tf.cast(value, self._dtype) for value in tf.nest.flatten(scalars)]
         return tf.stack(values + [tf.zeros([], self._dtype)] * (_MAX_SCALARS - len(values)))
 
-    def unpack(self, vector: tf.Tensor) -> Any:
-        """Returns the scalars in the vector, in the structure that `pack` received."""
+    def unpack(self, values: list) -> Any:
+        """Returns the elements of the vector, `values`, in the structure that `pack` received."""
         count = len(tf.nest.flatten(self._structure))
-        return tf.nest.pack_sequence_as(self._structure, tf.unstack(vector)[:count])
+        return tf.nest.pack_sequence_as(self._structure, values[:count])
 
 
 # The function needs no conversion, and AutoGraph is slow.
@@ -142,7 +142,7 @@ def train_step(step: Any, batch: tuple, per_image: Callable, over_batch: Callabl
 
     def update(sums, batch_terms, batch_metrics):
         gradients, vector = sums
-        terms, metrics = scalar_sum.unpack(vector)
+        terms, metrics = scalar_sum.unpack(tf.unstack(vector))
         return step.update(gradients, {**batch_terms, **terms}, {**batch_metrics, **metrics})
 
     gradients, terms, metrics = (), {}, {}

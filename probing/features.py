@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
 from collections.abc import Callable, Iterable
@@ -13,6 +14,7 @@ import tf_keras as keras
 from runtime import console, progress
 from runtime.errors import UserError, first_line
 
+_GATHERED_BATCHES = 4  # This many batches are gathered from the replicas at once.
 _LOGGED_BYTES = 10**9  # Temporary files of at least this size are logged.
 DIVERGED = "Use a checkpoint from before training diverged."  # remedy for NaN and Inf errors
 
@@ -25,19 +27,25 @@ def compile_function(strategy: tf.distribute.Strategy, function: Callable) -> Ca
       function: maps images [n, size, size, 3] to vectors [n, d]; called in replica context.
 
     Returns:
-      A function that maps a distributed batch (images, labels, weights, positions) to (float32
-      vectors, labels, weights, positions), concatenated over the replicas. The function is traced
-      only once.
+      A function that maps a list of distributed batches (images, labels, weights, positions) to
+      (float32 vectors, labels, weights, positions), concatenated over batches and replicas.
+      `function` is traced only once.
     """
 
     @tf.function(autograph=False)
     def run(batch):
-        results = strategy.run(
+        return strategy.run(
             lambda images, *others: (tf.cast(function(images), tf.float32), *others), args=batch
         )
-        return tuple(strategy.gather(result, axis=0) for result in results)
 
-    return run
+    @tf.function(autograph=False)
+    def gather(*results):
+        def concatenate(*parts):
+            return strategy.gather(strategy.run(lambda *each: tf.concat(each, 0), parts), axis=0)
+
+        return tuple(map(concatenate, *results))
+
+    return lambda batches: gather(*map(run, batches))
 
 
 def collect(
@@ -58,8 +66,9 @@ def collect(
       labels: int64 [examples] or [examples, classes], in the same order.
     """
     file, all_labels = VectorFile(), []
-    for batch in progress.track(dataset, None, description):
-        vectors, labels, weights, positions = (tensor.numpy() for tensor in compiled(batch))
+    batches = progress.track(dataset, None, description)
+    while group := list(itertools.islice(batches, _GATHERED_BATCHES)):
+        vectors, labels, weights, positions = (tensor.numpy() for tensor in compiled(group))
         order = np.argsort(positions)
         has_label = (labels >= 0).reshape(len(labels), -1).any(1)
         labeled = order[(weights[order] > 0) & has_label[order]]

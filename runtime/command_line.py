@@ -20,7 +20,8 @@ _T = TypeVar("_T")
 # seconds. TensorFlow raises ResourceExhaustedError for a full disk, too.
 _REMEDIES = {
     "MemoryError": "Use smaller batches",
-    "ResourceExhaustedError": "Free disk space or use smaller batches",
+    "ResourceExhaustedError": "Free disk space or use smaller batches (on GPUs, setting"
+    " TF_GPU_ALLOCATOR=cuda_malloc_async may also help)",
     "DataLossError": "Restore the file from a copy",
     "OSError": "Fix the cause",
     "OpError": "Fix the cause",

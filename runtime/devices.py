@@ -10,7 +10,7 @@ import sys
 import tensorflow as tf
 from tensorflow.python.client import device_lib
 
-from runtime import workers
+from runtime import replicas, workers
 from runtime.errors import UserError, first_line
 from runtime.pipelines import PARALLEL_CALLS
 
@@ -26,6 +26,7 @@ def make_strategy(
     tpu_address: str | None = None,
     tpu_zone: str | None = None,
     gcp_project: str | None = None,
+    collective: str = "auto",
 ) -> tf.distribute.Strategy:
     """Returns the distribution strategy for a TPU, multiple workers (TF_CONFIG), multiple GPUs, or one device.
 
@@ -35,6 +36,7 @@ def make_strategy(
         environment variable TPU_NAME or, if it is not set, the TPU of the VM.
       tpu_zone: Google Cloud zone of the TPU, or None to read it from the environment.
       gcp_project: Google Cloud project of the TPU, or None to read it from the environment.
+      collective: how workers communicate; the value of `--collective`.
 
     Raises:
       UserError: the TPU or the other workers cannot be reached.
@@ -45,15 +47,19 @@ def make_strategy(
     if use_tpu:
         return _tpu_strategy(tpu_address, tpu_zone, gcp_project)
     if workers.count_workers() > 1:
-        return _multi_worker_strategy()
+        return _multi_worker_strategy(collective)
     if len(tf.config.list_logical_devices("GPU")) > 1:
         return tf.distribute.MirroredStrategy()
     return tf.distribute.get_strategy()
 
 
-def _multi_worker_strategy() -> tf.distribute.Strategy:
+def _multi_worker_strategy(collective: str) -> tf.distribute.Strategy:
+    if collective == "auto":  # TensorFlow's own choice is always gRPC.
+        collective = "nccl" if has_gpu() else "ring"
+    implementation = tf.distribute.experimental.CommunicationImplementation(collective.upper())
+    options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy()
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
         raise UserError(
             f"TF_CONFIG: the workers cannot connect to each other ({first_line(error)}). Check that"
@@ -107,10 +113,20 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port or _TPU_PORT)), timeout=_TPU_SECONDS).close()
 
 
+def has_gpu() -> bool:
+    """Returns whether TensorFlow found a GPU on this machine."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
 def _gpu_details() -> list[dict]:
     """Returns TensorFlow's details of each GPU, which may contain `device_name` and `compute_capability`."""
     gpus = tf.config.list_physical_devices("GPU")
     return [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+
+
+def has_bfloat16() -> bool:
+    """Returns whether a GPU supports bfloat16 and TF32."""
+    return any(values.get("compute_capability", (0, 0)) >= _AMPERE for values in _gpu_details())
 
 
 def describe(strategy: tf.distribute.Strategy) -> str:
@@ -120,7 +136,7 @@ def describe(strategy: tf.distribute.Strategy) -> str:
     details = _gpu_details()
     names = collections.Counter(values.get("device_name", "GPU") for values in details)
     device = ", ".join(f"{count} x {name}" for name, count in names.items())
-    if any(values.get("compute_capability", (0, 0)) >= _AMPERE for values in details):
+    if has_bfloat16():
         is_enabled = tf.config.experimental.tensor_float_32_execution_enabled()
         device += f"; TF32 {'on' if is_enabled else 'off'}"
     if not details:
@@ -128,7 +144,10 @@ def describe(strategy: tf.distribute.Strategy) -> str:
         if sys.platform == "linux":
             device += f" (for NVIDIA GPUs: pip install 'tensorflow[and-cuda]=={tf.__version__}')"
     num_workers = workers.count_workers()
-    return device if num_workers == 1 else f"{num_workers} workers; this worker: {device}"
+    if num_workers == 1:
+        return device
+    collective = strategy.extended._communication_options.implementation.value
+    return f"{num_workers} workers, communication by {collective}; this worker: {device}"
 
 
 def accelerator_memory(use_tpu: bool) -> float | None:
@@ -158,11 +177,20 @@ def check_precision(precision: str, use_tpu: bool) -> None:
             )
 
 
+def compiles_step(jit_compile: bool | None, strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether XLA compiles a whole training step: by default, on a single GPU.
+
+    On several GPUs, the step contains communication, and users of TensorFlow report that such
+    programs may hang. `replicas.island` is used there instead.
+    """
+    if jit_compile is None:
+        return strategy.num_replicas_in_sync == 1 and has_gpu()
+    return jit_compile
+
+
 def check_jit_compile(strategy: tf.distribute.Strategy) -> None:
     """Raises `UserError` if XLA cannot compile a step for the devices of `strategy`."""
-    if strategy.num_replicas_in_sync > 1 and not all(
-        "GPU" in device for device in strategy.extended.worker_devices
-    ):
+    if strategy.num_replicas_in_sync > 1 and not replicas.are_gpus(strategy):
         raise UserError(
             "--jit_compile: XLA cannot compile communication between CPUs. Remove the flag, use"
             " GPUs, or start a single process."

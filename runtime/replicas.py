@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TypeVar
 
 import tensorflow as tf
@@ -12,6 +14,31 @@ _T = TypeVar("_T")  # a tensor, or a nested structure of tensors
 def count(strategy: tf.distribute.Strategy | None) -> int:
     """Returns the number of replicas, which is 1 without a strategy."""
     return 1 if strategy is None else strategy.num_replicas_in_sync
+
+
+def are_gpus(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether each of several replicas is on a GPU."""
+    return count(strategy) > 1 and all(
+        "GPU" in device for device in strategy.extended.worker_devices
+    )
+
+
+def island(function: Callable) -> Callable:
+    """Returns `function`, which XLA compiles if several GPUs share a batch.
+
+    A whole step on several GPUs is not compiled by default, so each small operation would start a
+    kernel that reads and writes its tensors in memory. XLA fuses the operations of an island.
+    `function` must not communicate. It takes and returns tensors, not variables; other arguments
+    are constants of the compiled program.
+    """
+    compiled = tf.function(function, jit_compile=True, autograph=False)
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        is_compiled = are_gpus(tf.distribute.get_strategy())
+        return (compiled if is_compiled else function)(*args, **kwargs)
+
+    return call
 
 
 def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Tensor:
@@ -26,10 +53,9 @@ def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Ten
         return tensor
     context, zeros = tf.distribute.get_replica_context(), tf.zeros_like(tensor)
     index = tf.cast(context.replica_id_in_sync_group, tf.int32)
-    rows = [
-        tf.where(index == replica, tensor, zeros) for replica in range(context.num_replicas_in_sync)
-    ]
-    return context.all_reduce("SUM", tf.concat(rows, 0))
+    is_own = tf.range(context.num_replicas_in_sync) == index
+    rows = tf.where(tf.reshape(is_own, [-1] + [1] * tensor.shape.rank), tensor, zeros)
+    return context.all_reduce("SUM", tf.reshape(rows, [-1, *tensor.shape[1:]]))
 
 
 def gather_all(

@@ -18,6 +18,8 @@ from runtime import child_processes, console
 from runtime.errors import UserError, first_line
 
 _PROBE_INTERVAL, _PROBE_TIMEOUT = 0.5, 2  # These values are in seconds.
+_PROBES = 20  # This is the number of probes that all other workers have to answer.
+_MAX_MESSAGE = 1024  # Size, in bytes, of an address and a word.
 # Variables that are set if Slurm assigns GPUs to tasks. Any of them may also be "none".
 _SLURM_GPUS_OF_TASKS = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
 # Their values may contain "gres/gpu".
@@ -187,14 +189,19 @@ def check_multi_worker_settings(use_tpu: bool, mode: str, seed: int | None) -> N
         )
 
 
-def wait_for_workers() -> None:
-    """Waits until all workers in TF_CONFIG are reachable, and logs the addresses of missing workers.
+def wait_for_workers(has_gpu: bool = False) -> None:
+    """Waits for all workers in TF_CONFIG, and logs the addresses of missing workers.
 
     TensorFlow's own rendezvous blocks in native code. It does not report missing workers, and it
-    ignores SIGTERM and Ctrl-C.
+    ignores SIGTERM and Ctrl-C. Each worker sends its address and `has_gpu` to all others, and listens
+    until it has received those of all others.
+
+    Args:
+      has_gpu: whether TensorFlow found a GPU on this machine.
 
     Raises:
-      UserError: this worker's port cannot be used, for example because another program uses it.
+      UserError: this worker's port cannot be used, for example because another program uses it, or
+        only some of the workers have GPUs, which TensorFlow does not support.
     """
     own_address, peers = _read_tf_config()
     if not peers:
@@ -203,19 +210,29 @@ def wait_for_workers() -> None:
         "warning: multiple workers: TensorFlow listens on all network interfaces without"
         " authentication. Use trusted networks only."
     )
-    logged = None
+    missing, logged, probes, have_gpus = peers, None, _PROBES, {own_address: str(has_gpu)}
+    send = functools.partial(_send, f"{own_address} {has_gpu}")
     with _listen(own_address) as server, concurrent.futures.ThreadPoolExecutor() as pool:
-        while missing := [
-            peer for peer, reachable in zip(peers, pool.map(_is_reachable, peers)) if not reachable
-        ]:
-            if missing != logged:
+        # A worker that was restarted receives nothing from workers that no longer wait.
+        while missing or (probes and not have_gpus.keys() >= {*peers}):
+            is_sent = list(pool.map(send, peers))
+            missing = [peer for peer, sent in zip(peers, is_sent) if not sent]
+            if missing not in ([], logged):
                 console.log(f"{own_address}: waiting for {', '.join(missing)} (TF_CONFIG)")
                 logged = missing
             with contextlib.suppress(BlockingIOError):
-                while True:  # Drain the accept queue, because peers connect only to probe the port.
-                    server.accept()[0].close()
+                while True:
+                    address, _, value = _receive(server.accept()[0]).rpartition(" ")
+                    have_gpus[address] = value
+            probes -= not missing
             time.sleep(_PROBE_INTERVAL)
     console.log(f"all {1 + len(peers)} workers are reachable")
+    without = [address for address, value in have_gpus.items() if value == "False"]
+    if without and "True" in have_gpus.values():
+        raise UserError(
+            f"TF_CONFIG: {', '.join(without)} found no GPU, but other workers have GPUs. Correct the"
+            " installation there, or set CUDA_VISIBLE_DEVICES=-1 on all workers."
+        )
 
 
 def _listen(address: str) -> socket.socket:
@@ -238,13 +255,22 @@ def _listen(address: str) -> socket.socket:
     return server
 
 
-def _is_reachable(address: str) -> bool:
-    """Returns whether host:port accepts connections. Invalid hosts and ports (ValueError, OverflowError) do not."""
+def _send(text: str, address: str) -> bool:
+    """Sends a text to host:port. Returns whether it was possible, which is not the case for invalid addresses."""
     try:
-        socket.create_connection(_split_address(address), timeout=_PROBE_TIMEOUT).close()
+        with socket.create_connection(_split_address(address), timeout=_PROBE_TIMEOUT) as peer:
+            peer.sendall(text.encode())
     except (OSError, ValueError, OverflowError):
         return False
     return True
+
+
+def _receive(connection: socket.socket) -> str:
+    """Returns the text that a peer sends. It is empty if the connection is not one of `_send`."""
+    with connection, contextlib.suppress(OSError):
+        connection.settimeout(_PROBE_TIMEOUT)
+        return connection.recv(_MAX_MESSAGE).decode(errors="replace")
+    return ""
 
 
 def gather_integers(values: list[int], strategy: tf.distribute.Strategy) -> np.ndarray:

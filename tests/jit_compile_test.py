@@ -10,7 +10,7 @@ import tensorflow as tf
 import model as model_lib
 import train
 from large_batch import micro_batches
-from runtime import devices
+from runtime import devices, replicas
 from runtime.errors import UserError
 from support import ROOT, replica_worker
 
@@ -43,6 +43,25 @@ def test_compiled_step_on_one_replica(settings, float64, unoptimized_graphs):
 @pytest.mark.slow
 def test_compiled_step_on_two_replicas(float64):
     assert_equal_results(replica_worker.two_replicas_on_one_device(), BLUR)
+
+
+@pytest.mark.slow
+def test_steps_on_several_gpus(two_replicas, float64, monkeypatch):
+    """Runs on two CPUs what TensorFlow runs only on GPUs.
+
+    These are a step with islands, which XLA compiles, and the communication of a step that XLA
+    compiles as a whole. Such a step does not call functions in cross-replica context. XLA supports
+    its communication only on GPUs, so here the step itself is not compiled.
+    """
+    expected = replica_worker.train_case(two_replicas, BLUR)
+    with monkeypatch.context() as patch:
+        patch.setattr(replicas, "are_gpus", lambda _: True)
+        with_islands = replica_worker.train_case(two_replicas, BLUR)
+    replica_worker.assert_equal(with_islands, expected, rtol=1e-10)
+    monkeypatch.setattr(type(two_replicas.extended), "_use_merge_call", lambda _: False)
+    monkeypatch.setattr(tf.distribute.ReplicaContext, "merge_call", None, raising=False)
+    without_merge_calls = replica_worker.train_case(two_replicas, BLUR)
+    replica_worker.assert_equal(without_merge_calls, expected, rtol=1e-10)
 
 
 @pytest.mark.slow
@@ -93,6 +112,17 @@ def test_all_micro_batches_use_the_same_program(unoptimized_graphs):
         for index in (0, 3)
     ]
     assert programs[0] == programs[1]
+
+
+@pytest.mark.parametrize(
+    "jit_compile, gpus, expected",
+    [(None, 1, True), (None, 0, False), (True, 0, True), (False, 1, False), (None, 2, False)],
+)
+def test_the_default_is_to_compile_steps_on_a_single_gpu(
+    jit_compile, gpus, expected, two_replicas, monkeypatch
+):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: ["GPU"] * gpus)
+    assert devices.compiles_step(jit_compile, two_replicas if gpus == 2 else ONE) == expected
 
 
 def test_several_cpus_give_a_one_line_error(two_replicas):

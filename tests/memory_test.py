@@ -49,6 +49,7 @@ def test_batches_that_do_not_fit_are_reported(monkeypatch, capsys, total, availa
     monkeypatch.setattr(memory, "limits", lambda: (total, available))
     message = (
         "--train_batch_size=512: training needs about 96.8 GB of memory, but only {:.1f} GB are"
+        " available. Use --train_batch_size=256 or a smaller --image_size or --micro_batch_size."
     )
     if total < 97e9 / 1.25:
         with pytest.raises(UserError, match=message.format(total / 1e9)):
@@ -62,9 +63,10 @@ def test_memory_of_accelerators_only_results_in_a_warning(monkeypatch, capsys):
     monkeypatch.setattr(memory, "limits", lambda: (1e9, 1e9))
     monkeypatch.setattr(devices, "accelerator_memory", lambda use_tpu: 40e9)
     checks.check(make_context(DEFAULT))
-    assert (
-        "needs about 96.8 GB of memory, but only 40.0 GB are available" in capsys.readouterr().out
+    text = (
+        "needs about 96.8 GB of memory, but only 40.0 GB are available. Use --train_batch_size=128 "
     )
+    assert text in capsys.readouterr().out
 
 
 def test_limit_of_a_container_counts(monkeypatch, tmp_path):

@@ -982,6 +982,18 @@ def test_bfloat16_is_rejected_on_gpus_that_do_not_support_it(details, refused, g
 
 
 @pytest.mark.parametrize(
+    "precision, capability, is_suggested",
+    [("float32", (9, 0), True), ("float32", (7, 5), False), ("mixed_bfloat16", (9, 0), False)],
+)
+def test_half_precision_is_suggested_if_a_gpu_supports_bfloat16(
+    precision, capability, is_suggested, gpu_details
+):
+    gpu_details["compute_capability"] = capability
+    lines = checks.advice(make_context(Config(**{**TINY, "precision": precision})))
+    assert any("Consider --precision=mixed_bfloat16" in line for line in lines) == is_suggested
+
+
+@pytest.mark.parametrize(
     "capability, override, expected",
     [
         ((9, 0), None, "2 x Card; TF32 on"),

@@ -18,6 +18,7 @@ import tensorflow as tf
 import tensorflow_hub
 import tf_keras as keras
 from pyarrow import parquet
+from tensorflow.core.protobuf import saved_model_pb2
 
 import data_util
 import model as model_lib
@@ -157,6 +158,17 @@ def test_saved_model_can_be_fine_tuned_in_hub_keras_layer(saved_model):
     assert len(after) > 20 and all((new != old).any() for new, old in zip(after[:2], before))
     layer(IMAGES, training=False)
     np.testing.assert_equal(statistics(), after)
+
+
+def test_saved_model_contains_only_operations_with_their_usual_gradients(saved_model):
+    """The batch norm of several replicas has a gradient of its own, and parts that XLA compiles."""
+    content = saved_model_pb2.SavedModel.FromString(
+        pathlib.Path(saved_model, "saved_model.pb").read_bytes()
+    )
+    functions = content.meta_graphs[0].graph_def.library.function
+    names = {name for function in functions for name in function.attr}
+    names |= {name for function in functions for node in function.node_def for name in node.attr}
+    assert "_input_shapes" in names and not {"_XlaMustCompile", "_gradient_op_type"} & names
 
 
 def test_exports_omit_the_outputs_of_missing_heads(tmp_path):

@@ -104,7 +104,7 @@ def raises(error):
         (
             ResourceExhaustedError(None, None, "{{node X}} a/b; No space left on device\nmore"),
             2,
-            "error: a/b; No space left on device. Free disk space or use smaller batches;",
+            "error: a/b; No space left on device. Free disk space or use smaller batches (on",
         ),
         (DataLossError(None, None, "corrupted record at 0"), 2, "at 0. Restore the file"),
         (tf.errors.PermissionDeniedError(None, None, "a/b; Denied"), 2, "a/b; Denied. Fix the"),

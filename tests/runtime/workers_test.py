@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_invalid_tf_config_gives_a_one_line_error(text, message, monkeypatch):
 
 @pytest.mark.parametrize("address", ["b:99999", "b..c:1", "h\u00f6st:1", "[::g]:1", "b:0"])
 def test_workers_with_invalid_addresses_are_unreachable(address):
-    assert not workers._is_reachable(address)
+    assert not workers._send("", address)
 
 
 @pytest.mark.parametrize(
@@ -231,18 +232,37 @@ def test_slurm_tasks_on_one_node_share_its_gpus(
 # ------------------------------------------------------------------------------------------------------- rendezvous
 
 
-def test_a_worker_waits_for_the_others_and_logs_missing_workers(monkeypatch, capsys):
-    own_address, *peers = free_addresses(3)
+@pytest.mark.parametrize(
+    "have_gpus, without",
+    [
+        ((True, True, True), []),
+        ((False, False, False), []),
+        ((True, True, False), [2]),
+        ((False, True, False), [0, 2]),
+        ((False, None, None), []),  # The others do not answer.
+    ],
+)
+def test_a_worker_waits_for_the_others_and_logs_missing_workers(
+    have_gpus, without, monkeypatch, capsys
+):
+    own_address, *peers = addresses = free_addresses(3)
     monkeypatch.setattr(workers, "_PROBE_INTERVAL", 0.05)
-    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own_address, *peers]}))
+    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": addresses}))
     with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor() as pool:
-        waiting = pool.submit(workers.wait_for_workers)
-        for address in peers:
+        waiting = pool.submit(workers.wait_for_workers, have_gpus[0])
+        for address, has_gpu in zip(peers, have_gpus[1:]):
             time.sleep(0.3)
-            assert not waiting.done() and workers._is_reachable(own_address)
+            assert not waiting.done()
+            message = "" if has_gpu is None else f"{address} {has_gpu}"
+            assert workers._send(message, own_address)
             stack.enter_context(socket.create_server(("", int(address.rpartition(":")[2]))))
-        assert waiting.result(10) is None
-    assert not workers._is_reachable(own_address)
+        if without:
+            names = ", ".join(addresses[index] for index in without)
+            with pytest.raises(UserError, match=f"^TF_CONFIG: {names} found no GPU, but other"):
+                waiting.result(10)
+        else:
+            waiting.result(10)
+    assert not workers._send("", own_address)
     warning, *lines = capsys.readouterr().out.splitlines()
     assert (
         warning.startswith("warning: ")
@@ -265,7 +285,7 @@ def test_a_waiting_worker_answers_repeated_probes(monkeypatch):
         waiting, reachable = pool.submit(workers.wait_for_workers), []
         for _ in range(9):
             time.sleep(0.1)
-            reachable.append(workers._is_reachable(own_address))
+            reachable.append(workers._send(f"{peer} False", own_address))
         with socket.create_server(("", int(peer.rpartition(":")[2]))):
             waiting.result(10)
     assert reachable == [True] * 9
@@ -295,6 +315,33 @@ def test_a_port_in_use_is_reported(monkeypatch):
         ),
     ):
         workers.wait_for_workers()
+
+
+@pytest.mark.parametrize(
+    "collective, has_gpu, expected",
+    [
+        ("auto", True, "NCCL"),
+        ("auto", False, "RING"),
+        ("ring", True, "RING"),
+        ("nccl", False, "NCCL"),
+    ],
+)
+def test_workers_with_gpus_communicate_by_nccl(collective, has_gpu, expected, monkeypatch):
+    """Clusters in which only some workers have GPUs are rejected; see the tests above."""
+    monkeypatch.setenv("TF_CONFIG", tf_config(CLUSTER))
+    gpus = ["GPU"] * has_gpu
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: gpus)
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda _: {})
+
+    def make(communication_options):
+        extended = types.SimpleNamespace(_communication_options=communication_options)
+        return types.SimpleNamespace(extended=extended)
+
+    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", make)
+    strategy = devices.make_strategy(collective=collective)
+    assert strategy.extended._communication_options.implementation.name == expected
+    line = devices.describe(strategy)
+    assert line.startswith(f"2 workers, communication by {expected}; this worker: ")
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])

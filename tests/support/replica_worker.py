@@ -125,7 +125,7 @@ def train_case(strategy, settings):
     variables, results = restoring.variables_by_key(model=model), {}
 
     def record(prefix, tensors):
-        results.update({f"{prefix}{name}": tensor.numpy() for name, tensor in tensors.items()})
+        results.update({f"{prefix}{name}": np.asarray(tensor) for name, tensor in tensors.items()})
 
     def slots(name):
         return {
@@ -134,7 +134,8 @@ def train_case(strategy, settings):
             if variable.trainable
         }
 
-    record("", run_steps(batches, tf.constant(1))[0])
+    scalars, _ = run_steps(batches, tf.constant(1))
+    record("", {name: np.float32(value) for name, value in scalars.items()})
     record("step 1: ", {key: each for key, each in variables.items() if not each.trainable})
     record("gradient: ", slots("gradient"))
     run_steps(batches, tf.constant(2))
