@@ -762,7 +762,8 @@ class Config:
     precision: str = setting(
         "float32",
         "Compute precision of the network: float32; mixed_bfloat16 (recent CPUs, GPUs and TPUs);"
-        " mixed_float16 (GPUs, with loss scaling). Variables, the loss, statistics, LARS and the"
+        " mixed_float16 (GPUs, with loss scaling). On TPUs, float32 products also have bfloat16"
+        " inputs. Variables, the loss, statistics, LARS and the"
         " last layers of the heads stay in float32, so checkpoints are interchangeable across the"
         " three settings.",
         "identity",
