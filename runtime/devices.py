@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import collections
 import os
+import re
+import signal
 import socket
+import subprocess
 import sys
 
 import tensorflow as tf
 from tensorflow.python.client import device_lib
 
-from runtime import replicas, workers
+from runtime import console, replicas, workers
 from runtime.errors import UserError, first_line
 from runtime.pipelines import PARALLEL_CALLS
 
 _TPU_PORT, _TPU_SECONDS = 8470, 30
 _TPU_DEVICES = "/dev/accel0", "/dev/vfio/0"  # files of a TPU VM's own TPU
+_GPU_DEVICES = "/dev/nvidia0", "/dev/dxg"  # files of NVIDIA's driver on Linux and in WSL 2
+# SIGALRM ends the process after two minutes.
+_LISTING = (
+    "import signal; signal.alarm(120); "
+    "import tensorflow as tf; print(tf.config.list_physical_devices())"
+)
+_LISTED_LINES = 8
 _TPU_CORE_BYTES = 16e9  # TPU v3 and v5e; most others have more.
 # Compute capability of NVIDIA's Ampere GPUs, the first that support bfloat16 and TF32.
 _AMPERE = (8, 0)
@@ -103,7 +113,35 @@ def _tpu_strategy(
         if "No OpKernel" in reason:
             reason = "this build of TensorFlow does not support TPUs"
             remedy = "Install requirements-tpu.txt"
+        elif address == "local":
+            console.log(_list_devices())
         raise UserError(f"--use_tpu: no TPU could be reached ({reason}). {remedy}.") from error
+
+
+def _list_devices() -> str:
+    """Lists the devices in a child process with all log messages. Returns how it ended and what it printed last.
+
+    In this process, the log messages, which state why a device cannot be used, are disabled.
+    """
+    variables = {
+        "TF_CPP_MIN_LOG_LEVEL": "0",
+        "TF_ENABLE_ONEDNN_OPTS": "0",  # fewer messages
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # This process may have locked libtpu.
+    }
+    process = subprocess.run(
+        [sys.executable, "-c", _LISTING],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        errors="replace",
+    )
+    status = process.returncode
+    outcome = signal.Signals(-status).name if status < 0 else f"status {status}"
+    # The messages start with the time and the place. Some are printed several times.
+    lines = dict.fromkeys(re.sub(r"^.*?\] ", "", line) for line in process.stdout.splitlines())
+    return "\n  ".join(
+        [f"a process that listed the devices ended with {outcome}:", *list(lines)[-_LISTED_LINES:]]
+    )
 
 
 def _check_reachable(address: str) -> None:
@@ -143,6 +181,9 @@ def describe(strategy: tf.distribute.Strategy) -> str:
         device = f"CPU, {PARALLEL_CALLS} cores; no GPU found"
         if sys.platform == "linux":
             device += f" (for NVIDIA GPUs: pip install 'tensorflow[and-cuda]=={tf.__version__}')"
+        is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        if any(map(os.path.exists, _GPU_DEVICES)) and not is_hidden:
+            device += f"; {_list_devices()}"
     num_workers = workers.count_workers()
     if num_workers == 1:
         return device

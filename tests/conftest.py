@@ -57,6 +57,21 @@ def torch_python():
 
 
 @pytest.fixture
+def stub_tensorflow(monkeypatch, tmp_path):
+    """Returns a function that replaces TensorFlow in child processes with a module that prints and executes code."""
+
+    def write(code):
+        (tmp_path / "tensorflow.py").write_text(
+            "import os, sys\nfor number in (1, 2, 2):\n"
+            "    print(f'time{number}: x.cc] reason {number}', file=sys.stderr, flush=True)\n"
+            + code
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    return write
+
+
+@pytest.fixture
 def default_sighup():
     """Restores the default SIGHUP handler for one test, because processes started with nohup ignore the signal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -122,6 +122,14 @@ def test_an_unreachable_tpu_gives_a_one_line_error(step, monkeypatch, server):
     assert "\n" not in str(error.value)
 
 
+def test_reason_is_shown_if_the_tpu_of_the_vm_cannot_be_used(monkeypatch, stub_tensorflow, logged):
+    stub_tensorflow("os.abort()")
+    FakeTpu(monkeypatch, fails_at="initialize_tpu_system")
+    with pytest.raises(UserError, match="--use_tpu: no TPU could be reached"):
+        make_strategy(tpu_name="local")
+    assert "SIGABRT" in logged[0] and logged[0].endswith("\n  reason 1\n  reason 2")
+
+
 def test_a_tpu_that_refuses_connections_gives_a_one_line_error(monkeypatch, server):
     address = address_of(server)
     server.close()

@@ -5,6 +5,7 @@ import errno
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -153,6 +154,27 @@ def test_loading_tensorflow_prints_nothing():
     program = "import os; from runtime import tensorflow_startup as startup; startup.start(); os.write(2, b'x')"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True)
     assert (done.stdout, done.stderr) == (b"", b"x")
+
+
+@pytest.mark.parametrize(
+    "code, status, last_words",
+    [
+        ("os.abort()", -signal.SIGABRT, "Fatal Python error: Aborted"),
+        ("os.kill(os.getpid(), 9)", -signal.SIGKILL, "reason 2"),
+        ("raise ImportError('no lib')", 1, "ImportError: no lib"),
+        ("os.write(2, b'x' * 200_000); os.kill(os.getpid(), 9)", -signal.SIGKILL, "x" * 200_000),
+    ],
+)
+def test_failures_to_load_tensorflow_show_what_it_printed(
+    code, status, last_words, stub_tensorflow
+):
+    stub_tensorflow(code)
+    command = [sys.executable, ROOT / "run.py", "--dataset=digits"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == status and done.stdout == "loading TensorFlow\n"
+    title, first, *_ = done.stderr.splitlines()
+    assert title.startswith("TensorFlow was not loaded") and first.endswith("reason 1")
+    assert last_words in done.stderr
 
 
 # ------------------------------------------------------------------------------------------------- run.py's flags
