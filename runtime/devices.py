@@ -25,7 +25,7 @@ _LISTING = (
     "import signal; signal.alarm(120); "
     "import tensorflow as tf; print(tf.config.list_physical_devices())"
 )
-_LISTED_LINES = 8
+_LISTED_LINES = 15
 _TPU_CORE_BYTES = 16e9  # TPU v3 and v5e; most others have more.
 # Compute capability of NVIDIA's Ampere GPUs, the first that support bfloat16 and TF32.
 _AMPERE = (8, 0)
@@ -126,8 +126,9 @@ def _list_devices() -> str:
     variables = {
         "TF_CPP_MIN_LOG_LEVEL": "0",
         "TF_ENABLE_ONEDNN_OPTS": "0",  # fewer messages
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # This process may have locked libtpu.
     }
+    if tf.config.list_physical_devices("TPU_SYSTEM"):  # This process has locked libtpu.
+        variables["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     process = subprocess.run(
         [sys.executable, "-c", _LISTING],
         env={**os.environ, **variables},
