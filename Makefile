@@ -9,7 +9,7 @@ PYTHON ?= $(call find_python,python3.12 python3.13 python3.11 python3.10 python3
 # the same file share fixtures, so they run in the same process.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
-.PHONY: quickstart try install help test test-all docs-check soak mutations test-tf2.15 test-all-tf2.15 test-torch test-browser lint clean
+.PHONY: quickstart try install help test test-all docs-check soak mutations test-tf2.15 test-all-tf2.15 test-torch test-tpu test-browser lint clean
 
 define check_python
 @test -x $(@D)/bin/python || "$(PYTHON)" $(is_supported) 2>/dev/null || { \
@@ -77,6 +77,9 @@ test-all-tf2.15: .venv-tf2.15/installed-dev  ## runs all tests with TensorFlow 2
 test-torch: .venv/installed-dev .venv-torch/installed  ## tests the code that uses PyTorch, torchvision and timm
 	SIMCLR_TORCH_PYTHON=$(CURDIR)/.venv-torch/bin/python .venv/bin/python -m pytest -q tests/export/torch_weights_test.py \
 		tests/benchmarks_test.py::test_losses_and_gradients_match_those_in_pytorch
+
+test-tpu: .venv/installed-dev  ## installs the packages for TPUs, and starts the program with them on a CPU (five minutes)
+	SIMCLR_TPU=1 .venv/bin/python -m pytest -q tests/tpu_test.py -k packages
 
 test-browser: .venv/installed-dev  ## opens the gallery and the report in a browser (apt-get install chromium chromium-driver)
 	.venv/bin/python -m pytest -q tests/browser_check.py

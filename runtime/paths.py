@@ -32,6 +32,7 @@ def without_directories(path: str) -> str:
     return match[1] + os.path.basename(match[2].rstrip("/")) if match else path
 
 
+REMOTE_SCHEMES = ("gs",)
 TABLES, PAGES = (".npz", ".csv", ".parquet"), (".html", ".htm")  # suffixes of output files
 _PATTERN_CHARACTERS = "*?[\\"
 # Surrogates stand for non-UTF-8 bytes.
@@ -67,7 +68,7 @@ def check_path(flag: str, path: str, allow_patterns: bool = False) -> str:
             " another path."
         )
     scheme, separator, _ = path.partition("://")
-    if separator and scheme != "gs":
+    if separator and scheme not in REMOTE_SCHEMES:
         raise UserError(f"{flag}={path}: {scheme}:// is not supported. Use a local path or gs://.")
     patterns = [character for character in _PATTERN_CHARACTERS if character in path]
     if patterns and not allow_patterns:

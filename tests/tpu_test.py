@@ -2,8 +2,11 @@
 
 import collections
 import functools
+import os
 import re
 import socket
+import subprocess
+import venv
 
 import pytest
 import tensorflow as tf
@@ -16,7 +19,7 @@ from probing import features
 from runtime import devices
 from runtime.errors import UserError
 from sources import digits
-from support import SMALL, replica_worker
+from support import ROOT, SMALL, replica_worker
 from train import TrainStep
 
 SETTINGS = dict(SMALL, dataset="digits", train_batch_size=4, seed=1)
@@ -138,6 +141,38 @@ def test_a_tpu_that_refuses_connections_gives_a_one_line_error(monkeypatch, serv
         UserError, match="^--use_tpu: no TPU could be reached .*refused.* Check --tpu_name"
     ):
         make_strategy(master="mine")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("SIMCLR_TPU" not in os.environ, reason="`make test-tpu` runs this test")
+def test_documented_packages_can_be_installed_and_start_the_program(tmp_path):
+    """Requires a network connection, and a machine without a TPU."""
+    section = (ROOT / "docs" / "accelerators.md").read_text().split("\n## TPUs\n")[1]
+    commands = re.findall(r"^    (pip install .*)", section, re.MULTILINE)
+    assert len(commands) == 2
+    venv.create(tmp_path / "env", with_pip=True)
+
+    def run(*arguments):
+        return subprocess.run(
+            [tmp_path / "env" / "bin" / "python", *arguments],
+            cwd=ROOT,
+            # Otherwise, libtpu waits several minutes for Google Cloud's metadata server.
+            env={**os.environ, "TPU_SKIP_MDS_QUERY": "1"},
+            capture_output=True,
+            text=True,
+        )
+
+    for command in commands:
+        installed = run("-m", *command.split())
+        assert installed.returncode == 0, installed.stderr
+    names = "print(*(package.name for package in importlib.metadata.distributions()))"
+    listed = run("-c", f"import importlib.metadata, cloud_tpu_client; {names}")
+    packages = set(listed.stdout.replace("_", "-").split())
+    assert {"tensorflow-tpu", "libtpu", "tf-keras"} < packages and "tensorflow" not in packages
+    started = run("run.py", "--use_tpu", "--tpu_name=local", "--dataset=digits")
+    assert started.returncode == 2 and started.stderr.count("\n") == 1, started.stderr
+    assert started.stderr.startswith("run.py: error: --use_tpu: no TPU could be reached")
+    assert "libtpu" in started.stdout
 
 
 def make_step(config, strategy):
