@@ -19,7 +19,7 @@ _LOADED = b"loaded"
 _KEEPER = f"""
 import sys
 text = sys.stdin.buffer.read()
-if not text.endswith({_LOADED}):
+if not text.endswith({_LOADED!r}):
     sys.stderr.buffer.write(b"TensorFlow was not loaded. It printed:\\n" + (text or b"nothing\\n"))
 """
 

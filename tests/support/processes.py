@@ -61,14 +61,18 @@ with Lock(*sys.argv[1:]):
     return program(code, *arguments)
 
 
-def start(model_dir, environment=None, log=None, **flags):
+def start(model_dir, environment=None, log=None, program=WORKER, **flags):
     """Starts run.py in a process that appends its output to `log` (default: model_dir.log). Omits flags set to None."""
     flags = {
         name: value
-        for name, value in {**FLAGS, "model_dir": model_dir, **flags}.items()
+        for name, value in {"model_dir": model_dir, **FLAGS, **flags}.items()
         if value is not None
     }
-    command = [sys.executable, str(WORKER), *(f"--{name}={value}" for name, value in flags.items())]
+    command = [
+        sys.executable,
+        str(program),
+        *(f"--{name}={value}" for name, value in flags.items()),
+    ]
     with open(log or f"{model_dir}.log", "a") as file:
         return subprocess.Popen(
             command, stdout=file, stderr=file, env={**os.environ, **(environment or {})}
