@@ -34,9 +34,7 @@ from sources.source import Source
 
 # This hides the overhead of device calls, but is short enough to show progress.
 _SECONDS_PER_CALL = 1.0
-_TPU_CALLS = (
-    10.0  # Calls of TPUs take this many times as long, because of the connection to the TPU.
-)
+_TPU_CALLS = 10.0  # Calls of a TPU, which may be on another machine, take this many times as long.
 _PREVIEW_EXAMPLES = 8
 _PREVIEW_PIXELS = 96  # minimum side length of a view in the preview
 _DECODED_IMAGES = 8  # number of images that are decoded to measure the speed
@@ -194,6 +192,9 @@ def add(terms: Iterable[tf.Tensor]) -> tf.Tensor:
 def all_finite(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
     """Returns whether all elements of all tensors are finite, as a bool scalar."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
+
+
+_all_finite = tf.function(all_finite, autograph=False)
 
 
 def make_run_steps(step: TrainStep) -> Callable:
@@ -654,7 +655,7 @@ def _save(config: Config, state: TrainingState, newest: str | None) -> str:
     variables = [
         v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating
     ]
-    if not tf.function(all_finite, autograph=False)([*map(tf.convert_to_tensor, variables)]):
+    if not _all_finite([*map(tf.convert_to_tensor, variables)]):
         rate = state.optimizer.learning_rate(state.optimizer.iterations)
         raise _divergence(config, state.step, float(rate), newest)
     try:
