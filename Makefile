@@ -12,7 +12,7 @@ PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 WITHOUT_TENSORFLOW = docs paper/clusters_test.py paper/findings_test.py paper/report_test.py paper/studies_test.py \
 	paper/tables_test.py import_order_test.py mutations_test.py size_test.py wrong_commands_test.py
 
-.PHONY: quickstart try install help test test-all docs-check soak mutations test-tf2.15 test-all-tf2.15 test-torch test-tpu test-browser lint clean
+.PHONY: quickstart try install help test test-all docs-check soak mutations test-tf2.15 test-all-tf2.15 test-torch test-tpu test-compiled test-browser lint clean
 
 define check_python
 @test -x $(@D)/bin/python || "$(PYTHON)" $(is_supported) 2>/dev/null || { \
@@ -84,6 +84,9 @@ test-torch: .venv/installed-dev .venv-torch/installed  ## tests the code that us
 test-tpu: .venv/installed-dev  ## installs the packages for TPUs, and starts the program with them on a CPU (five minutes)
 	SIMCLR_TPU=1 .venv/bin/python -m pytest -q tests/tpu_test.py -k packages
 
+test-compiled: .venv/installed-dev .venv-jax/installed  ## compiles training steps for GPUs and counts kernels (ten minutes)
+	SIMCLR_JAX_PYTHON=$(CURDIR)/.venv-jax/bin/python .venv/bin/python -m pytest -q tests/benchmarks_test.py -k compiled
+
 test-browser: .venv/installed-dev  ## opens the gallery and the report in a browser (apt-get install chromium chromium-driver)
 	.venv/bin/python -m pytest -q tests/browser_check.py
 
@@ -105,7 +108,10 @@ lint: .venv/installed-dev  ## checks the code style with ruff and the types with
 	@touch $@
 
 .venv-torch/installed: PYTHON = $(call find_python,python3.11 python3.12 python3.13 python3.10)
+.venv-jax/installed: PYTHON = $(call find_python,python3.12 python3.13)
 .venv-torch/installed: requirements-torch.txt
+.venv-jax/installed: requirements-jax.txt
+.venv-torch/installed .venv-jax/installed:
 	$(check_python)
 	@echo "Installing $< into $(@D) (several minutes, once)"
 	test -x $(@D)/bin/python || "$(PYTHON)" -m venv $(@D)

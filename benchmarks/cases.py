@@ -159,6 +159,36 @@ def loss(size: int, options: argparse.Namespace) -> Iterator[Case]:
         yield Case(name, blocked, whole, calls=max(2**15 // size, 5), warm_up=True)
 
 
+def compiled(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """counts of steps on SIZE images per H100 in mixed_bfloat16, and memory of TPUs, without accelerators"""
+    flags = [*_STEP, "--resnet_depth=50", "--image_size=224", "--use_blur", *options.flags]
+    bfloat16, device = "--precision=mixed_bfloat16", "--augment_on=device"
+    units = ("kernels", "MB/view", "temporary MB/view", "all-reduces")
+
+    def form(*more, batch=size, replicas=1, target=("cuda", "1x1x1")):
+        arguments = dict(flags=[*flags, *more], batch=batch, replicas=replicas, target=target)
+        return "compiled.step", arguments
+
+    for name, replicas, jit in (
+        ("one GPU", 1, "--jit_compile"),
+        ("one GPU, without XLA", 1, "--nojit_compile"),
+        ("two GPUs", 2, "--nojit_compile"),
+    ):
+        ours, baseline = (form(bfloat16, jit, *more, replicas=replicas) for more in ([device], []))
+        yield Case(f"{name}, --augment_on=device and host", ours, baseline, units)
+    for name, replicas, smallest, *target in (
+        ("v3-8", 8, size // 2, "v3:2x2"),
+        ("v3-32", 32, size // 2, "v3:4x4"),
+        ("v4-8", 4, size, "v4:2x2x1", "megacore"),  # The two cores of a chip act as one.
+        ("v5e-8", 8, size // 2, "v5e:2x4"),
+    ):
+        for batch in (smallest, 2 * smallest):
+            sizes = dict(batch=batch, replicas=replicas, target=["tpu", *target])
+            ours, baseline = (form("--jit_compile", *more, **sizes) for more in ([bfloat16], []))
+            title = f"{name}, batch {batch * replicas}, mixed_bfloat16 and float32"
+            yield Case(title, ours, baseline, ["GiB/core"])
+
+
 def _data_sets(
     options: argparse.Namespace, digits: Sequence[str], cifar10: Sequence[str]
 ) -> Iterator[tuple[str, list[str]]]:
@@ -209,6 +239,7 @@ BENCHMARKS = {
     "step": (step, (128,)),
     "input": (input_pipeline, (256,)),
     "startup": (startup, (10_000, 100_000, 310_000, 1_000_000)),
+    "compiled": (compiled, (256,)),
     "loss": (loss, tuple(2**power for power in range(9, 16))),
     "precision": (precision, (1, 2, 3)),
     "parity": (parity, (1, 2, 3)),

@@ -14,6 +14,7 @@ import model as model_lib
 import objective
 import simclr
 from benchmarks import baselines, cases, cli, measure
+from benchmarks import compiled as steps
 from checkpoints import torch_names
 from config import Config
 from lars_optimizer import LARSOptimizer
@@ -27,6 +28,7 @@ SMALL = {
     "input": (16, TINY, None),
     "startup": (30, (), 0),
     "loss": (64, (), 1e-4),
+    "compiled": (4, TINY, None),
     "precision": (1, SHORT, None),
     "parity": (1, (*SHORT, "--warmup_epochs=0"), None),
 }
@@ -39,7 +41,7 @@ def test_every_benchmark_is_documented_and_has_a_small_size():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", sorted({*SMALL} - {"compiled"}))
 def test_implementations_run_and_agree(name, tmp_path, monkeypatch):
     monkeypatch.setattr(cases, "torch_python", lambda: None)
     monkeypatch.chdir(ROOT)
@@ -174,3 +176,88 @@ def test_losses_and_gradients_match_those_in_pytorch(depth, size, torch_python, 
     for (name, _), gradient in zip(trained.items(), tape.gradient(total_loss, [*trained.values()])):
         # In float32, the gradients of the first layers of ResNet-50 differ by about 3 %.
         assert golden.relative_error(torch_names.from_torch(arrays[name]), gradient) < 0.1, name
+
+
+def test_compiled_operations_of_a_graph_are_counted():
+    """The comments contain the kernels, and the bytes that they read and write."""
+    variable = tf.Variable(tf.ones([8]))
+    square = tf.function(lambda x: x * x, jit_compile=True)
+    double = tf.function(lambda x: x + x)  # 1 kernel: 128 + 128
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.device("CPU:1"):
+            y = tf.exp(x)  # 1: 128 + 128
+            z = tf.reshape(y * variable, [8, 4])  # 1: 128 + 32 + 128
+            rows = tf.range(tf.shape(z)[0])  # on the host
+            total = tf.reduce_sum(tf.cast(rows, tf.float32))  # 2: 32 + 32, 32 + 4 + 4
+            variable.assign(tf.transpose(z)[0])  # 2: 128 + 8 + 128, 128 + 12 + 32
+            result = square(double(y)) * total  # 1: 128 + 4 + 128
+        with tf.device("CPU:0"):
+            return tf.tanh(result)
+
+    def compiled(operation, function):
+        assert operation.inputs[0].shape == [4, 8]
+        return steps.Cost(kernels=10, bytes=1000, temporary=100)
+
+    graph = step.get_concrete_function(tf.TensorSpec([4, 8])).graph
+    assert steps.graph_cost(graph, compiled, "CPU:1") == {
+        "kernels": 1 + 1 + 1 + 2 + 2 + 1 + 10,
+        "bytes": 256 + 256 + 288 + 64 + 40 + 264 + 172 + 260 + 1000,
+        "all-reduces": 0,
+        # In `double`, y, the result, the result of the caller, and `total` exist.
+        "temporary": 128 + 128 + 128 + 4,
+    }
+
+
+def test_compiled_instructions_are_counted():
+    text = """HloModule step, is_scheduled=true
+
+%fused (a: f32[2,3]) -> (f32[2,3], bf16[]) {
+  %a = f32[2,3]{1,0} parameter(0)
+  ROOT %b = f32[2,3]{1,0} add(%a, %a)
+}
+
+%body (c: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %c = (s32[], f32[4]{0}) parameter(0)
+  %d = s32[] get-tuple-element(%c), index=0
+  %e = f32[4]{0} get-tuple-element(%c), index=1
+  %f = f32[4]{0} copy(%e)
+  ROOT %g = (s32[], f32[4]{0}) tuple(%d, %f)
+}
+
+%condition (h: (s32[], f32[4])) -> pred[] {
+  %h = (s32[], f32[4]{0}) parameter(0)
+  ROOT %i = pred[] constant(true)
+}
+
+ENTRY %main (j: f32[2,3], k: (s32[], f32[4])) -> f32[2,3] {
+  %j = f32[2,3]{1,0} parameter(0)
+  %k = (s32[], /*index=1*/f32[4]{0}) parameter(1)
+  %l = (f32[2,3]{1,0}, bf16[]) fusion(%j, %j), kind=kLoop, calls=%fused, metadata={op_name="add"}
+  %m = f32[2,3]{1,0} get-tuple-element(%l), index=0
+  %n = f32[2,3]{1,0} all-reduce-start(%m), replica_groups={{0,1}}, to_apply=%fused
+  %o = f32[2,3]{1,0} all-reduce-done(%n)
+  %p = (s32[], f32[4]{0}) while(%k), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  ROOT %q = f32[2,3]{1,0} custom-call(%o), custom_call_target="x"
+}
+"""
+    kernels = {"fusion": 24 + 24 + 2, "all-reduce": 24 + 24, "copies": 5 * 32, "call": 24 + 24}
+    counted = {"kernels": 1 + 1 + 5 + 1, "bytes": sum(kernels.values()), "all-reduces": 1}
+    assert steps.hlo_cost(text) == counted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "limits"),
+    {
+        "one GPU, --a": {"kernels": 1500, "MB/view": 400, "temporary MB/view": 50},
+        "two GPUs": {"kernels": 6000, "MB/view": 2200, "temporary MB/view": 50, "all-reduces": 120},
+    }.items(),
+)
+def test_compiled_step_on_gpus_is_within_limits(case, limits, jax_python):
+    """ResNet-50 at 224 pixels with 256 images per H100, of which none is needed. Takes several minutes."""
+    options = types.SimpleNamespace(flags=[])
+    (found,) = (each for each in cases.compiled(256, options) if case in each.name)
+    counts = cli._measure(found.baseline)
+    assert all(0 < counts[unit] <= limit for unit, limit in limits.items()), counts

@@ -72,6 +72,13 @@ def stub_tensorflow(monkeypatch, tmp_path):
 
 
 @pytest.fixture
+def jax_python():
+    """Skips a test if there is no Python interpreter that can import JAX."""
+    if "SIMCLR_JAX_PYTHON" not in os.environ:
+        pytest.skip("SIMCLR_JAX_PYTHON is not set; `make test-compiled` runs this test")
+
+
+@pytest.fixture
 def default_sighup():
     """Restores the default SIGHUP handler for one test, because processes started with nohup ignore the signal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
