@@ -90,6 +90,7 @@ def graph_cost(graph: tf.Graph, compiled: Callable, device: str = "") -> Cost:
       device: end of the names of the devices to count; by default, all.
     """
     total, changes, sizes, buffers, last_use = Cost(), Cost(), {}, {}, {}
+    constants = set()
     for index, operation in enumerate(graph.get_operations()):
         inputs, outputs = (
             {tensor.name: tensor for tensor in tensors}
@@ -99,6 +100,11 @@ def graph_cost(graph: tf.Graph, compiled: Callable, device: str = "") -> Cost:
         same = (buffers[tensor.name] for tensor in operation.inputs)
         buffers.update(zip(outputs, same if is_alias else outputs))
         last_use.update((buffers[name], index) for name in (*inputs, *outputs))
+        # TensorFlow evaluates operations on small constants in advance.
+        is_small = sum(map(_bytes, outputs.values())) < 1e5 and operation.type != "Placeholder"
+        if is_small and constants.issuperset(inputs) and not operation.op_def.is_stateful:
+            constants.update(outputs)
+            continue
         cost = Cost()
         for attribute in operation.node_def.attr.values():
             if attribute.func.name:

@@ -4,7 +4,7 @@
 
 Reads lines that contain the path of an HLO module and its number of replicas. For each line, writes
 the compiled module as text to PATH.txt, and prints a JSON line with the bytes of memory per device:
-`temporary`, and `total`, which also contains the arguments, results and code. This module does not
+`temporary`, and `total`, which also contains the arguments and the code. This module does not
 import TensorFlow.
 """
 
@@ -73,10 +73,9 @@ def main(platform: str, topology: str, *chip_config: str) -> None:
             )
         pathlib.Path(f"{path}.txt").write_text(executable.hlo_modules()[0].to_string())
         memory = executable.get_compiled_memory_stats()
-        total = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-        total += memory.argument_size_in_bytes + memory.output_size_in_bytes
-        # The new values of variables are stored in the place of the old ones.
-        total -= memory.alias_size_in_bytes
+        # The new values of variables replace the arguments.
+        total = memory.argument_size_in_bytes + memory.generated_code_size_in_bytes
+        total += memory.temp_size_in_bytes
         print(json.dumps(dict(temporary=memory.temp_size_in_bytes, total=total)), flush=True)
 
 

@@ -189,10 +189,11 @@ def test_compiled_operations_of_a_graph_are_counted():
         with tf.device("CPU:1"):
             y = tf.exp(x)  # 1: 128 + 128
             z = tf.reshape(y * variable, [8, 4])  # 1: 128 + 32 + 128
-            rows = tf.range(tf.shape(z)[0])  # on the host
-            total = tf.reduce_sum(tf.cast(rows, tf.float32))  # 2: 32 + 32, 32 + 4 + 4
+            shape = tf.range(tf.cast(y[0, 0], tf.int32))  # 2: 128 + 24 + 4, 4 + 4; the range: host
+            total = tf.sqrt(tf.cast(tf.size(z), tf.float32))  # constant
             variable.assign(tf.transpose(z)[0])  # 2: 128 + 8 + 128, 128 + 12 + 32
             result = square(double(y)) * total  # 1: 128 + 4 + 128
+            result += tf.cast(tf.size(shape), tf.float32)  # 2: 4 + 4, 128 + 4 + 128
         with tf.device("CPU:0"):
             return tf.tanh(result)
 
@@ -202,11 +203,11 @@ def test_compiled_operations_of_a_graph_are_counted():
 
     graph = step.get_concrete_function(tf.TensorSpec([4, 8])).graph
     assert steps.graph_cost(graph, compiled, "CPU:1") == {
-        "kernels": 1 + 1 + 1 + 2 + 2 + 1 + 10,
-        "bytes": 256 + 256 + 288 + 64 + 40 + 264 + 172 + 260 + 1000,
+        "kernels": 1 + 1 + 1 + 2 + 2 + 1 + 2 + 10,
+        "bytes": 256 + 256 + 288 + 156 + 8 + 264 + 172 + 260 + 8 + 260 + 1000,
         "all-reduces": 0,
-        # In `double`, y, the result, the result of the caller, and `total` exist.
-        "temporary": 128 + 128 + 128 + 4,
+        # In `double`, y and the result exist, and the result of the call.
+        "temporary": 128 + 128 + 128,
     }
 
 
