@@ -227,7 +227,7 @@ def step(flags: list[str], batch: int, replicas: int, target: list[str]) -> prog
         names = [f"CPU:{replica}" for replica in range(replicas)]
         strategy, device = tf.distribute.MirroredStrategy(names), names[-1]
         # The same functions within the step are compiled as on GPUs.
-        vars(replicas_lib)["compiles_islands"] = lambda strategy: True
+        vars(replicas_lib)["are_gpus"] = lambda strategy: True
     config = config_lib.from_arguments([*flags, f"--train_batch_size={batch * replicas}"])
     with strategy.scope():
         train_step = train.TrainStep(*programs.build(config), config, strategy)

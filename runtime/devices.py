@@ -90,7 +90,7 @@ def _tpu_strategy(
     The coordinator's CPU fits the `lbfgs` and `knn` classifiers, runs the `contrastive` protocol
     with one replica, and exports SavedModels. The tests compile the training step (also for two
     replicas) and the evaluation with XLA. They show that XLA supports all operations with static
-    shapes, but do not measure speed or memory use.
+    shapes. `benchmarks.compiled` shows the memory use on a TPU, but nothing shows the speed.
     """
     is_tpu_vm = any(map(os.path.exists, _TPU_DEVICES))
     address = tpu_address or os.environ.get("TPU_NAME") or ("local" if is_tpu_vm else None)
