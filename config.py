@@ -127,6 +127,7 @@ PRETRAINING_AUGMENTATION = Condition(
 EVALUATING = Condition(
     lambda config: config.evaluates, "--eval_epochs, or --mode=train_then_eval or eval"
 )
+DEVICE_AUGMENTATION = Condition(lambda config: config.augment_on == "device", "--augment_on=device")
 FILES = Condition(
     lambda config: config.dataset.startswith(("folder:", "list:")),
     "--dataset=folder:PATH or list:FILE",
@@ -432,6 +433,13 @@ class Config:
         minimum=8,
         maximum=4096,
     )
+    scaled_decoding: bool = setting(
+        False,
+        "In training, decode a JPEG file at 1/2, 1/4 or 1/8 of its size if all crops of it are at"
+        " least 2, 4 or 8 times as large as --image_size. Faster, but smooths the images.",
+        "identity",
+        only=FILES,
+    )
 
     # Augmentation (paper, Appendix A).
     min_crop_area: float = setting(
@@ -506,6 +514,14 @@ class Config:
         " --augmentation=simclr. Crops are always computed on the host.",
         "no_effect",
         choices=("host", "device"),
+    )
+    crop_dtype: str = setting(
+        "float32",
+        "Type of the crops that --augment_on=device sends to the device: float32 (exact), float16"
+        " (error at most 2^-12 in [0, 1]) or uint8 (at most 0.5/255; also clips values to [0, 1]).",
+        "identity",
+        choices=("float32", "float16", "uint8"),
+        only=DEVICE_AUGMENTATION,
     )
     use_blur: bool = setting(
         True,

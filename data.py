@@ -6,6 +6,7 @@ keys. Examples are shuffled before they are decoded.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +16,13 @@ import data_util
 from augmentation.policies import view_policies
 from config import Config
 from runtime import rng
-from runtime.pipelines import PARALLEL_CALLS, with_prefetching
+from runtime.pipelines import PARALLEL_CALLS, batched, copied_ahead, with_prefetching
 from sources.files import FileSource
 from sources.source import Source
 
 # indices of random-number streams, folded into the run's seed
 _ORDER, _VIEWS, _EVAL_VIEWS = range(3)
+_DECODING_RATIOS = (1, 2, 4, 8)  # at which libjpeg decodes fast
 
 
 def _chunk_size(size: int, batch_size: int) -> int:
@@ -34,7 +36,7 @@ def _chunk_size(size: int, batch_size: int) -> int:
 
 
 def _decode_windows(
-    source: Source, item: tf.Tensor, draw: Callable, size: int
+    source: Source, item: tf.Tensor, draw: Callable, size: int, scaled: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Decodes only the image region covered by the crop windows.
 
@@ -44,6 +46,9 @@ def _decode_windows(
       draw: function that maps the image shape, int32 [3], to the offsets and the sizes of the
         windows, each int32 [windows, 3].
       size: side length, in pixels, to which the windows will be resized.
+      scaled: whether to decode JPEG images at 1/2, 1/4 or 1/8 of their size, rounded up, if the sides
+        of all windows stay at least `size` long. Offsets are rounded, and sizes
+        are rounded down.
 
     Returns:
       The region (uint8 [h, w, 3]), the window offsets within the region, and the window sizes.
@@ -56,11 +61,26 @@ def _decode_windows(
     def decode_jpeg_region():
         shape = tf.image.extract_jpeg_shape(item)
         begins, sizes = draw(shape)
+        if scaled:
+            # libjpeg combines pixels in the frequency domain, which also skips most of the work.
+            ratio = tf.reduce_min(sizes[:, :2]) // size
+            halvings = tf.reduce_sum(tf.cast(ratio >= _DECODING_RATIOS[1:], tf.int32))
+            divisor = tf.gather(_DECODING_RATIOS, halvings)
+            begins, sizes = (begins + divisor // 2) // divisor, sizes // divisor
+            shape = -(-shape // divisor)
         # Add a one-pixel margin, since the decoder interpolates colors differently at the edge of
         # the region.
         low = tf.maximum(tf.reduce_min(begins[:, :2], 0) - 1, 0)
         high = tf.minimum(tf.reduce_max(begins[:, :2] + sizes[:, :2], 0) + 1, shape[:2])
-        region = tf.image.decode_and_crop_jpeg(item, tf.concat([low, high - low], 0), channels=3)
+        window = tf.concat([low, high - low], 0)
+        decode = functools.partial(tf.image.decode_and_crop_jpeg, item, window, channels=3)
+        region = (
+            tf.switch_case(
+                halvings, [functools.partial(decode, ratio=ratio) for ratio in _DECODING_RATIOS]
+            )
+            if scaled
+            else decode()
+        )
         return region, begins - tf.pad(low, [[0, 1]]), sizes
 
     # For small images, detecting the format costs more than a full decode.
@@ -85,7 +105,8 @@ def _batch_views(
     Returns:
       Dataset of (views, labels), where views is a tuple of float32 [batch_size, size, size, 3] with
       one tensor for each view. With `--augment_on=device`, dataset of (crops, labels, seeds): the
-      views before their operators, and the seeds of the examples, int64 [batch_size, 2].
+      views before their operators, in `--crop_dtype`, and the seeds of the examples, int64
+      [batch_size, 2].
     """
     policies, size = view_policies(config), config.image_size
     # Both branches use the same crop.
@@ -104,11 +125,14 @@ def _batch_views(
             ]
             return map(tf.stack, zip(*windows))
 
-        region, *windows = _decode_windows(source, item, draw, size)
+        region, *windows = _decode_windows(source, item, draw, size, config.scaled_decoding)
         crops = [
             data_util.resize_window(region, begin, window_size, size, size)
             for begin, window_size in zip(*map(tf.unstack, windows))
         ]
+        if config.crop_dtype == "uint8":
+            crops = [tf.round(255 * image) for image in crops]
+        crops = [tf.saturate_cast(image, config.crop_dtype) for image in crops]
         return tuple(crops) * (len(policies) // len(crops)), label, seed
 
     @tf.autograph.experimental.do_not_convert
@@ -117,9 +141,15 @@ def _batch_views(
 
     crops = records.map(crop, PARALLEL_CALLS)
     if config.augment_on == "device":
-        return crops.batch(batch_size, drop_remainder=True)
-    chunks = crops.batch(_chunk_size(size, batch_size), drop_remainder=True)
-    return chunks.map(augment, PARALLEL_CALLS).rebatch(batch_size, drop_remainder=True)
+        return batched(crops, batch_size)
+    chunk_size = _chunk_size(size, batch_size)
+    chunks = crops.batch(chunk_size, drop_remainder=True).map(augment, PARALLEL_CALLS)
+    # `rebatch` would not run in parallel. Merging the first two axes copies nothing.
+    return batched(chunks, batch_size // chunk_size).map(
+        lambda *chunks: tf.nest.map_structure(
+            lambda chunk: tf.reshape(chunk, [-1, *chunk.shape[2:]]), chunks
+        )
+    )
 
 
 def _with_seed(seed: tf.Tensor, references: tf.data.Dataset) -> tf.data.Dataset:
@@ -155,7 +185,8 @@ def build_train_dataset(
     Returns:
       Dataset of (views, labels [batch] int64), where views is a tuple of float32 [batch, size,
       size, 3] in [0, 1], one for each view. With `--augment_on=device`, dataset of (crops, labels,
-      seeds), where crops and seeds (int64 [batch, 2]) are arguments of `data_util.augment_crops`.
+      seeds), where crops (in `--crop_dtype`) and seeds (int64 [batch, 2]) are arguments of
+      `simclr.views`.
     """
     shards, shard = _shards(input_context)
     split = config.train_split
@@ -267,7 +298,7 @@ def build_eval_dataset(
     num_padding = num_batches * batch_size - source.num_examples(split, shards, shard)
     padding = (tf.zeros([size, size, 3]), source.no_label(), tf.zeros([]))
     dataset = dataset.concatenate(tf.data.Dataset.from_tensors(padding).repeat(num_padding))
-    return with_prefetching(dataset.batch(batch_size, drop_remainder=True))
+    return with_prefetching(batched(dataset, batch_size))
 
 
 def build_view_pairs(
@@ -283,7 +314,7 @@ def build_view_pairs(
     """
     seed = rng.scalar_seed(tf.constant([seed, _EVAL_VIEWS], tf.int64))
     records = _with_seed(seed, source.references(split))
-    config = config.replace(augment_on="host")
+    config = config.replace(augment_on="host", crop_dtype="float32")
     return with_prefetching(_batch_views(records, source.reader(split), source, config, batch_size))
 
 
@@ -300,10 +331,18 @@ def distribute(
     """Returns a distributed dataset that combines the datasets of all input pipelines.
 
     `build(input_context, num_replicas)` returns the dataset for one input pipeline, which feeds
-    `num_replicas` replicas.
+    `num_replicas` replicas. Without a strategy, a GPU receives each batch while it processes the
+    previous one.
     """
 
     def function(context):
         return build(context, context.num_replicas_in_sync // context.num_input_pipelines)
 
-    return strategy.distribute_datasets_from_function(function)
+    dataset, gpus = (
+        strategy.distribute_datasets_from_function(function),
+        tf.config.list_logical_devices("GPU"),
+    )
+    # The datasets of the other strategies are of other types, and also copy batches in advance.
+    if isinstance(dataset, tf.data.Dataset) and gpus:
+        dataset = copied_ahead(dataset, gpus[0].name)
+    return dataset

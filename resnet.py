@@ -192,6 +192,8 @@ def synchronized_batch_norm(
 
     @tf.custom_gradient
     def normalize(inputs, gamma, beta):
+        # Otherwise, the parts would return intermediate results for their own gradients.
+        inputs, gamma, beta = map(tf.stop_gradient, (inputs, gamma, beta))
         strategy = tf.distribute.get_strategy()
         moments = replicas.gather(_local_moments(inputs, gamma.dtype), strategy)
         outputs, mean, variance = _normalize(inputs, gamma, beta, moments, epsilon, relu)

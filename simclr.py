@@ -53,7 +53,8 @@ def views(
     view, and the row of the image in the global batch.
 
     Args:
-      images: for each view, [n, h, w, 3] in [0, 1]. With `--augment_on=device`, the crops.
+      images: for each view, [n, h, w, 3] in [0, 1]. With `--augment_on=device`, the crops
+        (in `--crop_dtype`).
       config: settings with `seed` set.
       step: training step, an int or scalar tensor.
       seeds: int [n, 2], the seeds of the examples; only with `--augment_on=device`.
@@ -66,7 +67,8 @@ def views(
     @replicas.island
     def complete(images, step, seeds, first_row):
         if seeds is not None:
-            images = data_util.augment_crops(images, view_policies(config), seeds)
+            crops = [tf.image.convert_image_dtype(view, tf.float32) for view in images]
+            images = data_util.augment_crops(crops, view_policies(config), seeds)
         images = [tf.cast(view, keras.backend.floatx()) for view in images]
         if not config.blurs_views:
             return images

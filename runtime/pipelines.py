@@ -8,7 +8,14 @@ from runtime import child_processes
 
 # Number of elements to process in parallel: one per core that this process may use.
 _, PARALLEL_CALLS = child_processes.cpu_info()
+# Copying examples into a batch is limited by memory bandwidth, and every parallel call holds a batch.
+_PARALLEL_BATCHES = min(PARALLEL_CALLS, 4)
 _PREFETCHED_BATCHES = 2
+
+
+def batched(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    """Returns a dataset of batches, up to four of which are assembled in parallel. Drops an incomplete last one."""
+    return dataset.batch(size, True, num_parallel_calls=_PARALLEL_BATCHES, deterministic=True)
 
 
 def with_prefetching(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -20,4 +27,14 @@ def with_prefetching(batches: tf.data.Dataset) -> tf.data.Dataset:
     # Elements are processed in parallel; parallelism within each small operation would only add
     # overhead.
     options.threading.max_intra_op_parallelism = 1
+    if tf.config.list_physical_devices("GPU"):
+        # The threads of the shared pool start the kernels of the training step.
+        options.threading.private_threadpool_size = PARALLEL_CALLS
     return batches.prefetch(_PREFETCHED_BATCHES).with_options(options)
+
+
+def copied_ahead(batches: tf.data.Dataset, device: str) -> tf.data.Dataset:
+    """Returns a dataset that copies the next batch to a device in advance. No transformation can follow."""
+    copies = batches.apply(tf.data.experimental.prefetch_to_device(device, buffer_size=1))
+    # Iterators of two devices run separately, and each needs the options.
+    return copies.with_options(batches.options())

@@ -79,6 +79,8 @@ def set_environment() -> None:
     # Otherwise, the first process would reserve all memory of a GPU, and evaluation alongside
     # training would fail.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    # Otherwise, the input pipeline delays the threads that start kernels on a GPU.
+    os.environ.setdefault("TF_GPU_THREAD_MODE", "gpu_private")
 
 
 def load(module: str) -> types.ModuleType:

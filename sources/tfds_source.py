@@ -25,6 +25,7 @@ from sources import label_subsets
 from sources.source import Source
 
 _MB = 2**20
+_READ_BYTES = 8 * _MB  # per record file, for disks and networks with a high latency
 _BLOCK = 64  # number of records of an array_record file that are read at a time
 
 
@@ -381,7 +382,7 @@ def _read_file(
     # reading.
     keys = tf.data.Dataset.range(file_key, file_key + (1 << 32))
     if file_format == "tfrecord":
-        records = tf.data.TFRecordDataset(filename)
+        records = tf.data.TFRecordDataset(filename, buffer_size=_READ_BYTES)
     else:
         signature = tf.TensorSpec([], tf.string)
         records = tf.data.Dataset.from_generator(

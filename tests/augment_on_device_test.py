@@ -75,6 +75,17 @@ def test_views_are_those_of_the_input_pipeline(settings, size, compile_with_xla,
     )
 
 
+@pytest.mark.parametrize("dtype, bound", [("uint8", 0.5 / 255), ("float16", 2**-12)])
+def test_crops_of_smaller_types_are_rounded(dtype, bound):
+    config = HOST.replace(augment_on="device", color_jitter_strength=0.0, random_flip=False)
+    source = digits.digits_source()
+    exact, _ = views_of(config, source)
+    rounded, (crops, *_) = views_of(config.replace(crop_dtype=dtype), source)
+    assert crops[0].dtype == dtype
+    errors = np.abs(rounded - exact)  # Views are clipped to [0, 1].
+    assert bound / 2 < errors.max() < bound + 1e-6
+
+
 def test_views_of_colored_noise_differ_from_their_crops_and_from_each_other():
     """Gray images with a single level, as above, would hide some errors."""
     random = np.random.default_rng(0)

@@ -717,6 +717,72 @@ def test_only_the_crop_region_of_large_jpegs_is_decoded(pixels, tmp_path):
     assert smaller == 0 if pixels == "png" else smaller >= 10
 
 
+def test_scaled_decoding_changes_smooth_images_little():
+    """The slope is at most 0.001 per pixel and axis, and edges of windows move by at most 1.5 scaled pixels."""
+    rows, columns = np.mgrid[:960, :1280] / 160
+    image = np.stack([np.sin(rows), np.cos(columns), np.sin(rows + columns)], -1)
+    encoded = tf.io.encode_jpeg(np.uint8(127.5 + 40 * image), quality=95)
+
+    @tf.function(autograph=False)
+    def crop(seed, scaled):
+        def draw(shape):
+            return map(tf.stack, zip(data_util.random_window(shape, seed)))
+
+        region, begin, size = data._decode_windows(
+            digits.digits_source(), encoded, draw, 64, scaled
+        )
+        return region, data_util.resize_window(region, begin[0], size[0], 64, 64)
+
+    ratios = set()
+    for number in range(30):
+        seed = tf.constant([number, 7], tf.int64)
+        _, (height, width, _) = data_util.random_window([960, 1280, 3], seed)
+        (region, expected), (scaled, view) = (crop(seed, scaled) for scaled in (False, True))
+        ratio = round(region.shape[0] / scaled.shape[0])
+        assert ratio == max(each for each in (1, 2, 4, 8) if min(height, width) >= 64 * each)
+        np.testing.assert_allclose(view, expected, atol=0.04)
+        ratios.add(ratio)
+    assert ratios >= {4, 8}
+
+
+@pytest.mark.parametrize("settings", [{}, dict(augment_on="device", cache_dataset=True)], ids=str)
+def test_batches_are_those_of_a_sequential_pipeline(settings, monkeypatch):
+    """Chunks of 16 images make up a batch of 48."""
+    config, source = make_config(image_size=12, **settings), digits.digits_source()
+
+    def batches():
+        training = data.build_train_dataset(config, source, 5, 48).take(3)
+        evaluation = data.build_eval_dataset(config, source, "test[:100]", 48)
+        return tf.nest.flatten([*training, *evaluation])
+
+    parallel = batches()
+    monkeypatch.setattr(data, "batched", lambda dataset, size: dataset.batch(size))
+    for batch, expected in zip(parallel, batches(), strict=True):
+        np.testing.assert_array_equal(batch, expected)
+
+
+def test_batches_copied_to_a_device_in_advance_are_the_same(monkeypatch):
+    """Uses the CPU in place of a GPU."""
+    config, source = make_config(), digits.digits_source()
+
+    def dataset():
+        return data.distribute(
+            tf.distribute.get_strategy(),
+            lambda *_: data.build_eval_dataset(config, source, "test[:100]", 16),
+        )
+
+    expected, cpus = list(dataset()), tf.config.list_logical_devices("CPU")
+    monkeypatch.setattr(tf.config, "list_logical_devices", {"GPU": cpus}.get)
+    monkeypatch.setattr(tf.config, "list_physical_devices", {"GPU": cpus}.get)
+    copied = dataset()
+    assert copied.element_spec == dataset().element_spec and "Options" in type(copied).__name__
+    assert (
+        copied.options().threading.private_threadpool_size and not copied.options().autotune.enabled
+    )
+    for batch, other in zip(copied, expected, strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, batch, other)
+
+
 # ------------------------------------------------------------------------------------------------ label fractions
 
 
