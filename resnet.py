@@ -213,13 +213,20 @@ def synchronized_batch_norm(
 
 
 @replicas.island
-def _local_moments(inputs, dtype):
+def _local_moments(inputs: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns m_r and v_r, [1, 2, channels]."""
     return tf.stack(_moments(tf.cast(inputs, dtype)))[tf.newaxis]
 
 
 @replicas.island
-def _normalize(inputs, gamma, beta, moments, epsilon, relu):
+def _normalize(
+    inputs: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    moments: tf.Tensor,
+    epsilon: float,
+    relu: bool,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns y, with ReLU if requested, the mean and the variance. `moments` is [R, 2, channels]."""
     means, variances = tf.unstack(moments, axis=1)
     mean = tf.reduce_mean(means, 0)
@@ -229,32 +236,42 @@ def _normalize(inputs, gamma, beta, moments, epsilon, relu):
     return tf.nn.relu(outputs) if relu else outputs, mean, variance
 
 
-def _of_outputs(gradient, inputs, gamma, beta, mean, variance, epsilon, relu):
-    """Returns g and u."""
+def _of_outputs(
+    gradient: tf.Tensor,
+    inputs: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    mean: tf.Tensor,
+    variance: tf.Tensor,
+    epsilon: float,
+    relu: bool,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns g, u and gamma s."""
     gradient, inputs = (tf.cast(values, gamma.dtype) for values in (gradient, inputs))
     inverse = tf.math.rsqrt(variance + epsilon)
+    scale = gamma * inverse
     if relu:
-        outputs = _scale_and_shift(inputs, gamma * inverse, beta - mean * (gamma * inverse))
+        outputs = _scale_and_shift(inputs, scale, beta - mean * scale)
         gradient = tf.where(outputs > 0, gradient, tf.zeros_like(gradient))
-    return gradient, (inputs - mean) * inverse
+    return gradient, (inputs - mean) * inverse, scale
 
 
 @replicas.island
-def _gradient_sums(gradient, *values):
+def _gradient_sums(gradient: tf.Tensor, *values: Any) -> tf.Tensor:
     """Returns this replica's sums of g and of g u, [2, channels]."""
-    gradient, normalized = _of_outputs(gradient, *values)
+    gradient, normalized, _ = _of_outputs(gradient, *values)
     axes = list(range(gradient.shape.rank - 1))
     return tf.stack([tf.reduce_sum(each, axes) for each in (gradient, gradient * normalized)])
 
 
 @replicas.island
-def _input_gradient(gradient, mean_sums, inputs, gamma, beta, mean, variance, epsilon, relu):
+def _input_gradient(
+    gradient: tf.Tensor, mean_sums: tf.Tensor, inputs: tf.Tensor, *values: Any
+) -> tf.Tensor:
     """Returns the gradient with respect to x. `mean_sums` are the sums of g and of g u, divided by R."""
-    values = inputs, gamma, beta, mean, variance, epsilon, relu
-    gradient, normalized = _of_outputs(gradient, *values)
-    count = tf.cast(tf.size(inputs) / tf.size(mean), gamma.dtype)
+    gradient, normalized, scale = _of_outputs(gradient, inputs, *values)
+    count = tf.cast(tf.size(inputs) / tf.size(scale), scale.dtype)
     mean_gradient, mean_product = tf.unstack(mean_sums / count)
-    scale = gamma * tf.math.rsqrt(variance + epsilon)
     return tf.cast(scale * (gradient - mean_gradient - normalized * mean_product), inputs.dtype)
 
 
