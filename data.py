@@ -16,7 +16,7 @@ import data_util
 from augmentation.policies import view_policies
 from config import Config
 from runtime import rng
-from runtime.pipelines import PARALLEL_CALLS, batched, copied_ahead, with_prefetching
+from runtime.pipelines import PARALLEL_CALLS, batched, with_prefetching
 from sources.files import FileSource
 from sources.source import Source
 
@@ -344,5 +344,7 @@ def distribute(
     )
     # The datasets of the other strategies are of other types, and also copy batches in advance.
     if isinstance(dataset, tf.data.Dataset) and gpus:
-        dataset = copied_ahead(dataset, gpus[0].name)
+        copy = tf.data.experimental.prefetch_to_device(gpus[0].name, buffer_size=1)
+        # The iterators on the two devices run separately, and both need the options.
+        dataset = dataset.apply(copy).with_options(dataset.options())
     return dataset

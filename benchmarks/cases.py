@@ -130,9 +130,16 @@ def input_pipeline(size: int, options: argparse.Namespace) -> Iterator[Case]:
 
     original = ("baselines.original_pipeline", dict(flags=flags))
     decoding = ("programs.decoding", dict(flags=flags))
+    device = ours("--augment_on=device")
+    uint8, scaled = (
+        ours("--augment_on=device", flag) for flag in ("--crop_dtype=uint8", "--scaled_decoding")
+    )
+    has_files = config_lib.FILES.holds(config_lib.from_arguments(flags))
     for name, form, other in (
         ("two views", ours(), original),
-        ("--augment_on=device and host", ours("--augment_on=device"), ours()),
+        ("--augment_on=device and host", device, ours()),
+        ("crops as uint8 and float32", uint8, device),
+        *[("--scaled_decoding and full", scaled, device)] * has_files,
         ("decoding alone", decoding, None),
     ):
         yield Case(name, form, other, ("images/s",), 50, warm_up=True, images=size)

@@ -31,10 +31,3 @@ def with_prefetching(batches: tf.data.Dataset) -> tf.data.Dataset:
         # The threads of the shared pool start the kernels of the training step.
         options.threading.private_threadpool_size = PARALLEL_CALLS
     return batches.prefetch(_PREFETCHED_BATCHES).with_options(options)
-
-
-def copied_ahead(batches: tf.data.Dataset, device: str) -> tf.data.Dataset:
-    """Returns a dataset that copies the next batch to a device in advance. No transformation can follow."""
-    copies = batches.apply(tf.data.experimental.prefetch_to_device(device, buffer_size=1))
-    # Iterators of two devices run separately, and each needs the options.
-    return copies.with_options(batches.options())

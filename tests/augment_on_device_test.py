@@ -82,8 +82,8 @@ def test_crops_of_smaller_types_are_rounded(dtype, bound):
     exact, _ = views_of(config, source)
     rounded, (crops, *_) = views_of(config.replace(crop_dtype=dtype), source)
     assert crops[0].dtype == dtype
-    errors = np.abs(rounded - exact)  # Views are clipped to [0, 1].
-    assert bound / 2 < errors.max() < bound + 1e-6
+    # Views are clipped to [0, 1].
+    assert bound / 2 < np.abs(rounded - exact).max() < bound + 1e-6
 
 
 def test_views_of_colored_noise_differ_from_their_crops_and_from_each_other():
