@@ -110,8 +110,11 @@ class BatchNorm(keras.layers.Layer):
             outputs, *moments = self._call_locally(inputs, beta, uses_batch)
             outputs = tf.nn.relu(outputs) if relu else outputs
         if uses_batch and self.updates_statistics:
-            for moving, batch in zip((self.moving_mean, self.moving_variance), moments):
-                moving.assign_sub((moving - tf.stop_gradient(batch)) * (1.0 - self.momentum))
+            variables = self.moving_mean, self.moving_variance
+            values = [tf.convert_to_tensor(variable) for variable in variables]
+            moments = [tf.stop_gradient(moment) for moment in moments]
+            for variable, change in zip(variables, _changes(values, moments, self.momentum)):
+                variable.assign_sub(change)
         return outputs
 
     def _call_locally(
@@ -194,22 +197,28 @@ def synchronized_batch_norm(
     def normalize(inputs, gamma, beta):
         # Otherwise, the parts would return intermediate results for their own gradients.
         inputs, gamma, beta = map(tf.stop_gradient, (inputs, gamma, beta))
-        strategy = tf.distribute.get_strategy()
+        strategy, context = tf.distribute.get_strategy(), tf.distribute.get_replica_context()
         moments = replicas.gather(_local_moments(inputs, gamma.dtype), strategy)
         outputs, mean, variance = _normalize(inputs, gamma, beta, moments, epsilon, relu)
 
         def differentiate(gradient, *_):
             values = inputs, gamma, beta, mean, variance, epsilon, relu
-            sums = _gradient_sums(gradient, *values)
-            of_inputs = _input_gradient(gradient, replicas.mean(sums, strategy), *values)
-            return of_inputs, sums[1], sums[0]
+            sums, sum_gradient, sum_product = _gradient_sums(gradient, *values)
+            sums, num = context.all_reduce("SUM", sums), context.num_replicas_in_sync
+            return _input_gradient(gradient, sums, num, *values), sum_product, sum_gradient
 
         return (outputs, mean, variance), differentiate
 
     return normalize(inputs, gamma, beta)
 
 
-# These functions are the parts of `synchronized_batch_norm` between communication.
+@replicas.island
+def _changes(values: list[tf.Tensor], moments: list[tf.Tensor], momentum: float) -> list[tf.Tensor]:
+    """Returns what to subtract from the moving statistics."""
+    return [(value - moment) * (1.0 - momentum) for value, moment in zip(values, moments)]
+
+
+# The following functions are the parts of `synchronized_batch_norm` between communication.
 
 
 @replicas.island
@@ -257,21 +266,22 @@ def _of_outputs(
 
 
 @replicas.island
-def _gradient_sums(gradient: tf.Tensor, *values: Any) -> tf.Tensor:
-    """Returns this replica's sums of g and of g u, [2, channels]."""
+def _gradient_sums(gradient: tf.Tensor, *values: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns this replica's sums of g and of g u, as one tensor [2, channels] and as two tensors."""
     gradient, normalized, _ = _of_outputs(gradient, *values)
     axes = list(range(gradient.shape.rank - 1))
-    return tf.stack([tf.reduce_sum(each, axes) for each in (gradient, gradient * normalized)])
+    sums = [tf.reduce_sum(each, axes) for each in (gradient, gradient * normalized)]
+    return tf.stack(sums), *sums
 
 
 @replicas.island
 def _input_gradient(
-    gradient: tf.Tensor, mean_sums: tf.Tensor, inputs: tf.Tensor, *values: Any
+    gradient: tf.Tensor, sums: tf.Tensor, num_replicas: int, inputs: tf.Tensor, *values: Any
 ) -> tf.Tensor:
-    """Returns the gradient with respect to x. `mean_sums` are the sums of g and of g u, divided by R."""
+    """Returns the gradient with respect to x. `sums` are the sums of g and of g u over all replicas."""
     gradient, normalized, scale = _of_outputs(gradient, inputs, *values)
-    count = tf.cast(tf.size(inputs) / tf.size(scale), scale.dtype)
-    mean_gradient, mean_product = tf.unstack(mean_sums / count)
+    count = tf.cast(tf.size(inputs) / tf.size(scale), scale.dtype) * num_replicas
+    mean_gradient, mean_product = tf.unstack(sums / count)
     return tf.cast(scale * (gradient - mean_gradient - normalized * mean_product), inputs.dtype)
 
 

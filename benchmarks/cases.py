@@ -134,7 +134,7 @@ def input_pipeline(size: int, options: argparse.Namespace) -> Iterator[Case]:
     uint8, scaled = (
         ours("--augment_on=device", flag) for flag in ("--crop_dtype=uint8", "--scaled_decoding")
     )
-    has_files = config_lib.FILES.holds(config_lib.from_arguments(flags))
+    has_files = bool(config_lib.FILES.holds(config_lib.from_arguments(flags)))
     for name, form, other in (
         ("two views", ours(), original),
         ("--augment_on=device and host", device, ours()),
