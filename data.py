@@ -131,8 +131,8 @@ def _batch_views(
             for begin, window_size in zip(*map(tf.unstack, windows))
         ]
         if config.crop_dtype == "uint8":
-            crops = [tf.round(255 * image) for image in crops]
-        crops = [tf.saturate_cast(image, config.crop_dtype) for image in crops]
+            crops = [tf.clip_by_value(tf.round(255 * image), 0, 255) for image in crops]
+        crops = [tf.cast(image, config.crop_dtype) for image in crops]
         return tuple(crops) * (len(policies) // len(crops)), label, seed
 
     @tf.autograph.experimental.do_not_convert
