@@ -789,7 +789,7 @@ class Config:
         None,
         "Compile the training step with XLA. The first step takes longer. On GPUs, the other steps"
         " are faster; on CPUs, they are slower. Results differ by rounding errors. If not set, the"
-        " step is compiled on a single GPU.",
+        " step is compiled on a single GPU, except with --deterministic.",
         "no_effect",
     )
 

@@ -12,6 +12,7 @@ import sys
 
 import tensorflow as tf
 from tensorflow.python.client import device_lib
+from tensorflow.python.framework import config as framework_config
 
 from runtime import console, replicas, workers
 from runtime.errors import UserError, first_line
@@ -223,10 +224,12 @@ def compiles_step(jit_compile: bool | None, strategy: tf.distribute.Strategy) ->
     """Returns whether XLA compiles a whole training step: by default, on a single GPU.
 
     On several GPUs, the step contains communication, and users of TensorFlow report that such
-    programs may hang. `replicas.island` is used there instead.
+    programs may hang. `replicas.island` is used there instead. With `--deterministic`, the default
+    is not to compile, because XLA may choose kernels by measuring them.
     """
     if jit_compile is None:
-        return strategy.num_replicas_in_sync == 1 and has_gpu()
+        is_deterministic = framework_config.is_op_determinism_enabled()
+        return strategy.num_replicas_in_sync == 1 and has_gpu() and not is_deterministic
     return jit_compile
 
 

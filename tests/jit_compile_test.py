@@ -115,12 +115,22 @@ def test_all_micro_batches_use_the_same_program(unoptimized_graphs):
 
 
 @pytest.mark.parametrize(
-    "jit_compile, gpus, expected",
-    [(None, 1, True), (None, 0, False), (True, 0, True), (False, 1, False), (None, 2, False)],
+    "jit_compile, gpus, deterministic, expected",
+    [
+        (None, 1, False, True),
+        (None, 1, True, False),
+        (None, 0, False, False),
+        (True, 0, True, True),
+        (False, 1, False, False),
+        (None, 2, False, False),
+    ],
 )
 def test_the_default_is_to_compile_steps_on_a_single_gpu(
-    jit_compile, gpus, expected, two_replicas, monkeypatch
+    jit_compile, gpus, deterministic, expected, two_replicas, monkeypatch
 ):
+    monkeypatch.setattr(
+        devices.framework_config, "is_op_determinism_enabled", lambda: deterministic
+    )
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: ["GPU"] * gpus)
     assert devices.compiles_step(jit_compile, two_replicas if gpus == 2 else ONE) == expected
 
