@@ -175,7 +175,7 @@ def test_help_lists_flags_that_the_original_does_not_have():
 def test_documents_mention_only_existing_flags():
     """Slurm and pip are described in clusters.md and install.md, whose commands `documents_test.py` parses."""
     names = {"flagfile", "logdir", "saved", "weight_decays", "tf_xla_persistent_cache_directory"}
-    names |= {"zone", "accelerator"}  # of gcloud
+    names |= {"zone", "accelerator", "worker"}  # of gcloud
     names |= {name for flag in make_flags() for name in (flag, f"no{flag}")}
     for module in ROOT.glob("*/*.py"):
         names |= set(re.findall(r"--([a-z_]+)", module.read_text()))

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import dataclasses
+import inspect
 import json
 import re
 import shutil
@@ -653,11 +654,11 @@ def test_repeated_evaluations_trace_once_and_write_one_event_file(
         for step in (1, 2, 3):
             set_moving_means(model, -0.1 * step)
             results.append(evaluator.evaluate_and_write(step))
+        encoders = [evaluator._logits, *evaluator._encoders.values()]
         functions = [
-            evaluator._logits,
+            *(inspect.getclosurevars(encoder).nonlocals["run"] for encoder in encoders),
             evaluator._embed_views,
             evaluator._losses,
-            *evaluator._encoders.values(),
         ]
     assert [function.experimental_get_tracing_count() for function in functions] == [1] * 5
     assert built == ["test[:40]", "train[:30]"]
