@@ -8,7 +8,7 @@ PYTHON ?= $(call find_python,python3.12 python3.13 python3.11 python3.10 python3
 # The tests run in two processes, because most of the time is spent tracing graphs, which uses only one core. Tests in
 # the same file share fixtures, so they run in the same process.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
-# These tests check documents, and commands that other tests execute.
+# The results of these tests do not depend on the version of TensorFlow.
 WITHOUT_TENSORFLOW = docs paper/clusters_test.py paper/findings_test.py paper/report_test.py paper/studies_test.py \
 	paper/tables_test.py import_order_test.py mutations_test.py size_test.py wrong_commands_test.py
 

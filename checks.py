@@ -267,10 +267,11 @@ def _check_memory(context: RunContext) -> None:
     while batch and memory.estimate(config.replace(train_batch_size=batch), parts) > limit:
         batch //= 2
     remedies = [f"--train_batch_size={batch}"] * (batch >= max(parts, 2))
-    remedies += ["a smaller --image_size"] + ["--micro_batch_size"] * (not config.use_tpu)
+    remedies += ["a smaller --image_size"]
+    micro_batches = "" if config.use_tpu else ", or set --micro_batch_size"
     problem = (
         f"--train_batch_size={config.train_batch_size}: training needs about {needed / 1e9:.1f} GB"
-        f" of memory, but only {limit / 1e9:.1f} GB are available. Use {' or '.join(remedies)}."
+        f" of memory, but only {limit / 1e9:.1f} GB are available. Use {' or '.join(remedies)}{micro_batches}."
     )
     if is_impossible:
         raise UserError(problem)

@@ -47,8 +47,7 @@ def _decode_windows(
         windows, each int32 [windows, 3].
       size: side length, in pixels, to which the windows will be resized.
       scaled: whether to decode JPEG images at 1/2, 1/4 or 1/8 of their size, rounded up, if the sides
-        of all windows stay at least `size` long. Offsets are rounded, and sizes
-        are rounded down.
+        of all windows stay at least `size` long. Offsets are rounded, and sizes are rounded down.
 
     Returns:
       The region (uint8 [h, w, 3]), the window offsets within the region, and the window sizes.
@@ -139,17 +138,19 @@ def _batch_views(
     def augment(crops, labels, seeds):
         return tuple(data_util.augment_crops(crops, policies, seeds)), labels
 
+    @tf.autograph.experimental.do_not_convert
+    def merge(*chunks):
+        return tf.nest.map_structure(
+            lambda chunk: tf.reshape(chunk, [-1, *chunk.shape[2:]]), chunks
+        )
+
     crops = records.map(crop, PARALLEL_CALLS)
     if config.augment_on == "device":
         return batched(crops, batch_size)
     chunk_size = _chunk_size(size, batch_size)
     chunks = crops.batch(chunk_size, drop_remainder=True).map(augment, PARALLEL_CALLS)
     # `rebatch` would not run in parallel. Merging the first two axes copies nothing.
-    return batched(chunks, batch_size // chunk_size).map(
-        lambda *chunks: tf.nest.map_structure(
-            lambda chunk: tf.reshape(chunk, [-1, *chunk.shape[2:]]), chunks
-        )
-    )
+    return batched(chunks, batch_size // chunk_size).map(merge)
 
 
 def _with_seed(seed: tf.Tensor, references: tf.data.Dataset) -> tf.data.Dataset:
@@ -338,10 +339,8 @@ def distribute(
     def function(context):
         return build(context, context.num_replicas_in_sync // context.num_input_pipelines)
 
-    dataset, gpus = (
-        strategy.distribute_datasets_from_function(function),
-        tf.config.list_logical_devices("GPU"),
-    )
+    dataset = strategy.distribute_datasets_from_function(function)
+    gpus = tf.config.list_logical_devices("GPU")
     # The datasets of the other strategies are of other types, and also copy batches in advance.
     if isinstance(dataset, tf.data.Dataset) and gpus:
         copy = tf.data.experimental.prefetch_to_device(gpus[0].name, buffer_size=1)

@@ -18,7 +18,7 @@ from runtime import child_processes, console
 from runtime.errors import UserError, first_line
 
 _PROBE_INTERVAL, _PROBE_TIMEOUT = 0.5, 2  # These values are in seconds.
-_PROBES = 20  # This is the number of probes that all other workers have to answer.
+_PROBES = 20  # A worker sends this many messages before it stops waiting for those of the others.
 _MAX_MESSAGE = 1024  # Size, in bytes, of an address and a word.
 # Variables that are set if Slurm assigns GPUs to tasks. Any of them may also be "none".
 _SLURM_GPUS_OF_TASKS = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")

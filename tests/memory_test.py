@@ -49,7 +49,7 @@ def test_batches_that_do_not_fit_are_reported(monkeypatch, capsys, total, availa
     monkeypatch.setattr(memory, "limits", lambda: (total, available))
     message = (
         "--train_batch_size=512: training needs about 96.8 GB of memory, but only {:.1f} GB are"
-        " available. Use --train_batch_size=256 or a smaller --image_size or --micro_batch_size."
+        " available. Use --train_batch_size=256 or a smaller --image_size, or set --micro_batch_size."
     )
     if total < 97e9 / 1.25:
         with pytest.raises(UserError, match=message.format(total / 1e9)):
