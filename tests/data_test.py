@@ -14,11 +14,11 @@ import data
 import data_util
 from config import Config
 from runtime import rng
-from runtime.errors import UserError
 from sources import datasets, digits, folders, image_files, label_subsets
 from sources.indexed import IndexedSource
 from sources.source import Source
 from sources.tfds_source import TfdsSource
+from support.errors import rejects
 from support.images import write_images
 
 
@@ -177,7 +177,7 @@ def test_has_labels_is_true_if_any_example_of_the_split_is_labeled(has_labels):
 )
 def test_ambiguous_folder_layouts_give_one_line_errors(tmp_path, names, word):
     write_images(tmp_path, *names)
-    with pytest.raises(UserError, match=f"--dataset=folder:.*{word}"):
+    with rejects(f"--dataset=folder:.*{word}"):
         folders.folder_source(str(tmp_path))
 
 
@@ -437,9 +437,7 @@ def test_absolute_slices_and_combined_splits_preserve_the_order(tmp_path):
         "",
         "train[1:2:3]",
     ):
-        with pytest.raises(
-            UserError, match="--train_split=.* has no such split. Use test, train, or a slice of"
-        ):
+        with rejects("--train_split=.* has no such split. Use test, train, or a slice of"):
             datasets.check_split(source, "train_split", split)
 
 
@@ -499,9 +497,7 @@ def test_empty_or_missing_record_files_are_reported_before_training(tfds_copy, p
     directory, path = tfds_copy
     path.write_bytes(b"") if problem == "empty" else path.unlink()
     source = datasets.open_source("tiny_shapes", directory)
-    with pytest.raises(
-        UserError, match=f"--dataset=tiny_shapes: .*-00001-of-00002 is {problem} .1 of 2"
-    ):
+    with rejects(f"--dataset=tiny_shapes: .*-00001-of-00002 is {problem} .1 of 2"):
         datasets.check_split(source, "train_split", "train")
     assert datasets.check_split(source, "train_split", "train[:20]") == 20
     assert datasets.check_split(source, "eval_split", "test") == 10
@@ -514,7 +510,7 @@ def test_corrupt_tfds_metadata_gives_a_one_line_error(content, tfds_copy):
     info.unlink()
     if content is not None:
         info.write_bytes(content)
-    with pytest.raises(UserError, match="--data(set|_dir)="):
+    with rejects("--data(set|_dir)="):
         datasets.open_source("tiny_shapes", directory)
 
 
@@ -818,12 +814,9 @@ def test_label_subset_is_the_same_on_every_worker_and_in_every_run(name, total, 
 
 
 def test_label_fraction_too_small_for_all_classes_is_rejected(tiny_tfds):
-    with pytest.raises(
-        UserError,
-        match=(
-            "--label_fraction=0.05: in --train_split=train, 2 examples are too few for 4 "
-            "classes. Use at least 0.1."
-        ),
+    with rejects(
+        "--label_fraction=0.05: in --train_split=train, 2 examples are too few for 4 "
+        "classes. Use at least 0.1."
     ):
         restricted("tfds", tiny_tfds, 0.05)
 
@@ -897,11 +890,11 @@ def test_all_workers_evaluate_the_same_number_of_batches(workers):
 def test_a_data_directory_that_is_too_deep_or_missing_is_reported(tiny_tfds, tmp_path):
     (version,) = pathlib.Path(tiny_tfds).glob("tiny_shapes/*")
     for path in (version, version.parent):
-        with pytest.raises(UserError, match=f"^--data_dir={path}: .* Use --data_dir={tiny_tfds}."):
+        with rejects(f"^--data_dir={path}: .* Use --data_dir={tiny_tfds}."):
             datasets.open_source("tiny_shapes", str(path))
-    with pytest.raises(UserError, match="the directory does not exist"):
+    with rejects("the directory does not exist"):
         datasets.open_source("tiny_shapes", str(tmp_path / "none"))
-    with pytest.raises(UserError, match="^--dataset: no data set is selected, .* folder:PATH"):
+    with rejects("^--dataset: no data set is selected, .* folder:PATH"):
         datasets.open_source("cifar10", str(tmp_path), may_prepare=False)
     assert not list(tmp_path.iterdir())
 
@@ -918,12 +911,12 @@ def test_a_data_directory_that_is_too_deep_or_missing_is_reported(tiny_tfds, tmp
 def test_unknown_data_sets_are_rejected(name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
-    with pytest.raises(UserError, match=f"--dataset={name}: {message}"):
+    with rejects(f"--dataset={name}: {message}"):
         datasets.open_source(name)
 
 
 def test_empty_slices_are_rejected():
-    with pytest.raises(UserError, match="is empty"):
+    with rejects("is empty"):
         datasets.check_split(digits.digits_source(), "train_split", "train[5:5]")
 
 
@@ -935,7 +928,7 @@ def test_error_for_a_slice_longer_than_the_split_contains_the_size_of_the_split(
     source = datasets.open_source(f"folder:{tmp_path}" if name == "folder" else name, tiny_tfds)
     message = f"the slice is longer than the split, which has {count} examples"
     for split in (f"train[:{count + 1}]", f"train[-{count + 1}:]"):
-        with pytest.raises(UserError, match=message):
+        with rejects(message):
             datasets.check_split(source, "train_split", split)
 
 

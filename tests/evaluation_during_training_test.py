@@ -14,6 +14,7 @@ from config import Config
 from runtime.errors import Stopped, UserError
 from sources import digits
 from support import runs
+from support.errors import rejects
 from support.images import write_images
 from support.processes import tensors
 from support.runs import TINY, make_context, run
@@ -148,7 +149,7 @@ def test_evaluations_that_the_data_does_not_support_are_rejected(
     settings, message, photos, tmp_path
 ):
     given = ("eval_split",) if "eval_split" in settings else ()
-    with pytest.raises(UserError, match=message):
+    with rejects(message):
         run(tmp_path / "run", given, **{**photos, **settings})
     assert not (tmp_path / "run").exists()
 

@@ -11,8 +11,8 @@ import model as model_lib
 import train
 from large_batch import micro_batches
 from runtime import devices, replicas
-from runtime.errors import UserError
 from support import ROOT, replica_worker
+from support.errors import rejects
 
 ONE = tf.distribute.get_strategy()
 BLUR = {"use_blur": True, "image_size": 20}  # With fewer than 20 pixels, blur has no effect.
@@ -136,9 +136,7 @@ def test_the_default_is_to_compile_steps_on_a_single_gpu(
 
 
 def test_several_cpus_give_a_one_line_error(two_replicas):
-    with pytest.raises(
-        UserError, match="^--jit_compile: XLA cannot compile communication between CPUs. Remove"
-    ):
+    with rejects("^--jit_compile: XLA cannot compile communication between CPUs. Remove"):
         devices.check_jit_compile(two_replicas)
     devices.check_jit_compile(ONE)
 

@@ -7,7 +7,7 @@ import checks
 from config import Config
 from large_batch import memory
 from runtime import devices
-from runtime.errors import UserError
+from support.errors import rejects
 from support.runs import make_context
 
 TRAINING = pathlib.Path(__file__).resolve().parents[1] / "docs/training.md"
@@ -52,7 +52,7 @@ def test_batches_that_do_not_fit_are_reported(monkeypatch, capsys, total, availa
         " available. Use --train_batch_size=256 or a smaller --image_size, or set --micro_batch_size."
     )
     if total < 97e9 / 1.25:
-        with pytest.raises(UserError, match=message.format(total / 1e9)):
+        with rejects(message.format(total / 1e9)):
             checks.check(make_context(DEFAULT))
     else:
         checks.check(make_context(DEFAULT))

@@ -13,9 +13,9 @@ import model as model_lib
 import objective
 from config import Config
 from probing import logistic_regression
-from runtime.errors import UserError
 from sources import datasets
 from support import SMALL, runs
+from support.errors import rejects
 from transfer import cli
 
 CLASSES = ("red", "green", "blue")
@@ -233,7 +233,7 @@ def test_multi_label_run_reports_the_mean_average_precision_of_its_predictions(
 def test_single_label_settings_are_rejected_for_multi_label_data(
     settings, message, tiny_voc, tmp_path
 ):
-    with pytest.raises(UserError, match=message):
+    with rejects(message):
         runs.run(
             tmp_path,
             ["eval_split"],

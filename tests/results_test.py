@@ -15,6 +15,7 @@ from runtime.errors import UserError
 from sources import datasets
 from sources.tfds_source import TfdsSource
 from support import processes, runs
+from support.errors import rejects
 from support.images import write_images
 from support.tfds_data import write_tfds
 
@@ -165,7 +166,7 @@ def test_fine_tuning_that_was_stopped_before_its_first_checkpoint_starts_from_th
     copies = {path: path.read_bytes() for path in (tmp_path / "a").glob("ckpt-2.*")}
     run(tmp_path / "a", mode="train", train_steps=4, keep_checkpoint_max=1)
     assert checkpoint_files.list_steps(str(tmp_path / "a")) == [4]
-    with pytest.raises(UserError, match="--checkpoint=.* have changed or were deleted"):
+    with rejects("--checkpoint=.* have changed or were deleted"):
         run(tmp_path / "b", **settings)
     for path, content in copies.items():
         path.write_bytes(content)
@@ -210,7 +211,7 @@ def test_flipped_bits_in_recorded_files_are_detected_or_have_no_effect(tmp_path)
 
 def test_class_names_that_occur_twice_are_rejected(tmp_path):
     (tmp_path / "classes.json").write_text(json.dumps(["a", "b", "a"]))
-    with pytest.raises(UserError, match="classes.json: a class name occurs twice"):
+    with rejects("classes.json: a class name occurs twice"):
         weight_files.read_classes(str(tmp_path))
 
 

@@ -34,6 +34,7 @@ from runtime import devices, rng, storage
 from runtime.errors import UserError
 from sources import datasets, digits
 from support import runs
+from support.errors import rejects
 from support.images import write_images
 from support.processes import tensors as weights
 from support.runs import TINY, make_context, run
@@ -401,9 +402,7 @@ def test_an_evaluation_uses_the_data_of_the_run(given, tmp_path):
 
 def test_an_evaluation_does_not_wait_for_a_missing_directory(tmp_path):
     (tmp_path / "shapes").mkdir()
-    with pytest.raises(
-        UserError, match="shape: the directory does not exist. Did you mean .*/shapes\\?"
-    ):
+    with rejects("shape: the directory does not exist. Did you mean .*/shapes\\?"):
         run(tmp_path / "shape", mode="eval")
 
 
@@ -711,9 +710,7 @@ def test_nan_weights_are_rejected_and_no_results_are_written(protocol, small_mod
         eval_projections=False,
     )
     set_moving_means(small_model[1], np.nan)
-    with pytest.raises(
-        UserError, match=f"--model_dir={tmp_path}: .*( NaN |is nan).*before training"
-    ) as error:
+    with rejects(f"--model_dir={tmp_path}: .*( NaN |is nan).*before training") as error:
         evaluate.Evaluator(make_context(config), small_model[1]).evaluate_and_write(5, False)
     assert "step 5" in str(error.value)
     assert not list(tmp_path.glob("result*"))
@@ -726,7 +723,7 @@ def test_results_of_other_protocols_are_kept_if_one_fails(small_model, tmp_path,
 
     def evaluate_and_fail(linear_head):
         monkeypatch.setattr(evaluate.Evaluator, "linear_head", linear_head)
-        with pytest.raises(UserError, match="fails"):
+        with rejects("fails"):
             evaluator.evaluate_and_write(7)
 
     config, file = small_model[0].replace(model_dir=str(tmp_path)), tmp_path / "result_7.json"
@@ -773,7 +770,7 @@ def test_evaluation_and_fine_tuning_use_the_network_of_the_checkpoint(
     assert line.startswith("settings of ") and set(expected) == set(line.split()[3:])
     given, _ = adopt(config, ["dataset", "image_size"])
     assert given == adopted.replace(image_size=224, stem=given.stem)
-    with pytest.raises(UserError, match="^--resnet_depth=18: .* Remove --resnet_depth=18, or"):
+    with rejects("^--resnet_depth=18: .* Remove --resnet_depth=18, or"):
         adopt(config.replace(resnet_depth=18), ["resnet_depth"])
     assert adopt(adopted) == (adopted, [])
 
@@ -912,7 +909,7 @@ def test_too_few_labels_are_reported_before_training_and_waiting(mode, file, tmp
         (tmp_path / file).write_text('{"seed": 1}')  # The run has started.
     settings = dict(eval_protocol="knn", label_fraction=0.1, eval_timeout=60)
     message = "--label_fraction=0.1: .* 6 examples are too few for 10 classes"
-    with pytest.raises(UserError, match=message):
+    with rejects(message):
         run(tmp_path, mode=mode, **settings)
     assert [path.name for path in tmp_path.iterdir()] == [file]
 
@@ -922,7 +919,7 @@ def test_too_few_labels_are_reported_before_training_and_waiting(mode, file, tmp
 
 def test_model_dir_with_another_architecture_is_rejected_and_left_unchanged(complete_run):
     before = runs.contents(complete_run[0])
-    with pytest.raises(UserError, match="--model_dir=.*different network"):
+    with rejects("--model_dir=.*different network"):
         run(complete_run[0], resnet_depth=34, allow_flag_changes=True)
     assert runs.contents(complete_run[0]) == before
 
@@ -977,7 +974,7 @@ def gpu_details(monkeypatch):
 def test_bfloat16_is_rejected_on_gpus_that_do_not_support_it(details, refused, gpu_details):
     gpu_details.update(details)
     devices.check_precision("float32", use_tpu=False)
-    error = pytest.raises(UserError, match="--precision=mixed_bfloat16: Card .* Use mixed_float16")
+    error = rejects("--precision=mixed_bfloat16: Card .* Use mixed_float16")
     with error if refused else contextlib.nullcontext():
         devices.check_precision("mixed_bfloat16", use_tpu=False)
 
@@ -1041,7 +1038,7 @@ def test_reason_is_shown_if_an_existing_gpu_is_not_found(
 )
 def test_batch_sizes_must_be_divisible_by_the_number_of_replicas(settings, message, two_replicas):
     context = make_context(Config(**{**TINY, **settings}), strategy=two_replicas)
-    with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
+    with rejects(message) if message else contextlib.nullcontext():
         checks.check_data(context)
 
 
@@ -1051,7 +1048,7 @@ def test_knn_evaluation_with_a_single_class_is_rejected(tmp_path):
         train_split="train[:6]", eval_split="train[6:]", eval_batch_size=4
     )
     model = model_lib.build_model(config, 1)
-    with pytest.raises(UserError, match="two classes"):
+    with rejects("two classes"):
         evaluate.Evaluator(make_context(config), model).probe_frozen_encoder(1)
 
 

@@ -17,9 +17,9 @@ import model as model_lib
 from config import Config
 from probing import features
 from runtime import devices
-from runtime.errors import UserError
 from sources import digits
 from support import ROOT, SMALL, replica_worker
+from support.errors import rejects
 from train import TrainStep
 
 SETTINGS = dict(SMALL, dataset="digits", train_batch_size=4, seed=1)
@@ -108,7 +108,7 @@ def test_the_default_is_the_tpu_in_the_environment_or_that_of_the_vm(
     if has_tpu:
         path.touch()
     if expected is None:
-        with pytest.raises(UserError, match="^--use_tpu: no TPU is selected.* --tpu_name=NAME, or"):
+        with rejects("^--use_tpu: no TPU is selected.* --tpu_name=NAME, or"):
             make_strategy()
     else:
         assert make_strategy(tpu_name=name) == "TPU in use"
@@ -118,17 +118,14 @@ def test_the_default_is_the_tpu_in_the_environment_or_that_of_the_vm(
 @pytest.mark.parametrize("step", ["TPUClusterResolver", "initialize_tpu_system", "TPUStrategy"])
 def test_an_unreachable_tpu_gives_a_one_line_error(step, monkeypatch, server):
     FakeTpu(monkeypatch, address_of(server), step)
-    with pytest.raises(
-        UserError, match="--use_tpu: no TPU could be reached .TPUs not found."
-    ) as error:
+    with rejects("--use_tpu: no TPU could be reached .TPUs not found."):
         make_strategy(master="mine")
-    assert "\n" not in str(error.value)
 
 
 def test_reason_is_shown_if_the_tpu_of_the_vm_cannot_be_used(monkeypatch, stub_tensorflow, logged):
     stub_tensorflow("sys.exit(3)")
     FakeTpu(monkeypatch, fails_at="initialize_tpu_system")
-    with pytest.raises(UserError, match="--use_tpu: no TPU could be reached"):
+    with rejects("--use_tpu: no TPU could be reached"):
         make_strategy(tpu_name="local")
     assert logged[0].endswith("with status 3:\n  reason 1\n  reason 2")
 
@@ -137,9 +134,7 @@ def test_a_tpu_that_refuses_connections_gives_a_one_line_error(monkeypatch, serv
     address = address_of(server)
     server.close()
     FakeTpu(monkeypatch, address)
-    with pytest.raises(
-        UserError, match="^--use_tpu: no TPU could be reached .*refused.* Check --tpu_name"
-    ):
+    with rejects("^--use_tpu: no TPU could be reached .*refused.* Check --tpu_name"):
         make_strategy(master="mine")
 
 

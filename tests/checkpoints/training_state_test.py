@@ -10,8 +10,8 @@ from checkpoints import restoring
 from checkpoints.training_state import TrainingState
 from config import Config
 from runtime import workers
-from runtime.errors import UserError
 from support import SMALL, runs
+from support.errors import rejects
 
 
 def make_state(directory, config, classes=4):
@@ -23,7 +23,7 @@ def make_state(directory, config, classes=4):
 def test_workers_that_restored_different_checkpoints_are_rejected(tmp_path, monkeypatch):
     state = TrainingState(tf.Module(), keras.optimizers.legacy.SGD(), str(tmp_path), 1)
     monkeypatch.setattr(workers, "gather_integers", lambda *_: np.array([[-1], [3]]))
-    with pytest.raises(UserError, match=r"different checkpoints \(steps: none, 3\)"):
+    with rejects(r"different checkpoints \(steps: none, 3\)"):
         state.restore_newest(str(tmp_path), tf.distribute.get_strategy())
 
 
@@ -92,7 +92,7 @@ def test_resuming_with_a_different_network_or_optimizer_fails_without_changing_f
     path = state.save()
     before = runs.contents(tmp_path)
     other = make_state(tmp_path, Config(**{**SMALL, **changes}))
-    with pytest.raises(UserError, match=f"--model_dir.*{message}"):
+    with rejects(f"--model_dir.*{message}"):
         other.resume(path)
     assert runs.contents(tmp_path) == before
 

@@ -28,8 +28,9 @@ from export import cli, exporting, model_card, saving
 from inference import cli as inference_cli
 from inference import embedding, endpoints, prediction, writers
 from runtime import signals, storage
-from runtime.errors import STOPPED_STATUS, Stopped, UserError
+from runtime.errors import STOPPED_STATUS, Stopped
 from support import SMALL, golden, networks, no_space, processes
+from support.errors import rejects
 
 TINY = dict(SMALL, weight_decay=1e-4)
 CLASSES = [f"kind {index}" for index in range(10)]
@@ -294,7 +295,7 @@ def test_links_are_not_replaced(link, tmp_path, quick_save):
     (tmp_path / "saved_model" / link).rename(tmp_path / "target")
     (tmp_path / "saved_model" / link).symlink_to(tmp_path / "target")
     before = tree(tmp_path / "target")
-    with pytest.raises(UserError, match=f"{path}/.*: links are not replaced"):
+    with rejects(f"{path}/.*: links are not replaced"):
         export_steps(tmp_path, 4)
     assert before and tree(tmp_path / "target") == before
 
@@ -657,7 +658,7 @@ def test_networks_whose_evaluation_used_few_labels_can_be_loaded(checkpoint, tmp
 def test_malformed_description_is_rejected(tmp_path):
     (tmp_path / "assets.extra").mkdir()
     (tmp_path / "assets.extra" / "simclr.json").write_bytes(b"{")
-    with pytest.raises(UserError, match="simclr.json: the file is corrupt"):
+    with rejects("simclr.json: the file is corrupt"):
         weight_files.read_description(str(tmp_path))
 
 
@@ -670,7 +671,7 @@ def test_malformed_description_is_rejected(tmp_path):
 )
 def test_flags_json_with_invalid_values_is_rejected(flags, problem, checkpoint, tmp_path):
     (tmp_path / "flags.json").write_text(json.dumps(TINY | flags))
-    with pytest.raises(UserError, match=problem):
+    with rejects(problem):
         inspection.inspect_checkpoint(checkpoint)
 
 

@@ -23,10 +23,10 @@ from checkpoints.run_directory import Recorded
 from config import Config
 from inference import endpoints, thumbnails
 from runtime import command_line
-from runtime.errors import UserError
 from sources import datasets, digits, folders, image_checks, image_files, tfds_source
 from sources.indexed import IndexedSource
 from support import runs
+from support.errors import rejects
 
 pytestmark = pytest.mark.usefixtures("stem_only_resnet")
 
@@ -466,9 +466,7 @@ def run(tmp_path, folder, **settings):
 
 
 def test_corrupt_images_give_an_error_that_lists_the_first_ten(folder, tmp_path):
-    with pytest.raises(
-        UserError, match="12 of 36 images cannot be used: dog/cut.gif .trunc"
-    ) as error:
+    with rejects("12 of 36 images cannot be used: dog/cut.gif .trunc") as error:
         run(tmp_path, folder)
     assert str(error.value).count("dog/") == 10
     assert not list((tmp_path / "run").glob("ckpt*"))
@@ -550,7 +548,7 @@ def test_headers_and_ends_of_files_are_checked(content, complete, tmp_path):
 
 def test_of_many_images_only_a_sample_is_decoded(folder, tmp_path, checked, monkeypatch):
     decode_only(3, monkeypatch)
-    with pytest.raises(UserError, match="10 of 36 images cannot be used: dog/cut.jpg"):
+    with rejects("10 of 36 images cannot be used: dog/cut.jpg"):
         run(tmp_path, folder)
     remove_unusable(folder)
     (folder / "dog" / "a.png").write_bytes(PNG)
@@ -588,7 +586,7 @@ def test_an_image_that_cannot_be_decoded_stops_training_after_a_checkpoint(
     runs.run(reference, **{**settings, "checkpoint_steps": 1, "keep_checkpoint_max": 9})
     pathlib.Path(path).write_bytes(CORRUPT_PIXELS)
     message = f"cannot be used: {os.path.relpath(path, folder)} .truncated or corrupt.. Saved .*stopped/ckpt-4. Fix"
-    with pytest.raises(UserError, match=message):
+    with rejects(message):
         runs.run(stopped, **settings)
     readers = [tf.train.load_checkpoint(str(path / "ckpt-4")) for path in (reference, stopped)]
     for key in readers[0].get_variable_to_shape_map():
@@ -603,7 +601,7 @@ def test_an_image_that_cannot_be_decoded_stops_evaluation(folder, tmp_path, chec
     run(tmp_path, folder)
     decode_only(0, monkeypatch)
     (folder / "dog" / "3.png").write_bytes(CORRUPT_PIXELS)
-    with pytest.raises(UserError, match="an image cannot be used: dog/3.png .truncated"):
+    with rejects("an image cannot be used: dog/3.png .truncated"):
         run(tmp_path, folder, mode="eval", eval_protocol="knn", eval_split="train[:50%]")
 
 

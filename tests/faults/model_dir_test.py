@@ -17,9 +17,9 @@ from checkpoints import checkpoint_files, restoring, run_directory, weight_files
 from checkpoints.lock import Lock
 from config import Config
 from runtime import storage
-from runtime.errors import UserError
 from sources.indexed import IndexedSource
 from support import processes, runs
+from support.errors import rejects
 
 pytestmark = pytest.mark.usefixtures("stem_only_resnet")
 
@@ -107,7 +107,7 @@ def test_run_whose_checkpoints_cannot_be_restored_is_rejected_and_not_changed(
     corrupt(tmp_path / "run" / f"ckpt-3.{name}", fault)
     before = set((tmp_path / "run").rglob("*"))
     for _ in range(2):
-        with pytest.raises(UserError, match=f"--model_dir=.*{message}"):
+        with rejects(f"--model_dir=.*{message}"):
             run(train_steps=6)
         assert before == set((tmp_path / "run").rglob("*"))
     shutil.rmtree(tmp_path / "run")
@@ -165,7 +165,7 @@ def test_missing_or_corrupt_checkpoint_state_file_is_rewritten(fault, trained, r
 def test_seed_is_required_if_it_is_not_recorded(content, trained, run, tmp_path):
     trained(3)
     (tmp_path / "run" / "flags.json").write_text(content)
-    with pytest.raises(UserError, match="no flags.json that specifies the seed. Set --seed"):
+    with rejects("no flags.json that specifies the seed. Set --seed"):
         run(train_steps=6, seed=None)
 
 
@@ -256,7 +256,7 @@ def test_run_resumes_in_a_directory_with_an_unusual_name(name, trained, tmp_path
 def test_changed_flags_are_rejected_and_listed(changes, message, trained, run, tmp_path):
     trained(3)
     before = runs.contents(tmp_path / "run")
-    with pytest.raises(UserError, match=message):
+    with rejects(message):
         run(**changes, given=list(changes))
     assert runs.contents(tmp_path / "run") == before
 
@@ -323,9 +323,7 @@ def test_changed_data_is_rejected_unless_flag_changes_are_allowed(
 ):
     config = start_run(tmp_path, Data(files="a"))
     check_resumed(config, Data(files="a"))
-    with pytest.raises(
-        UserError, match=f"--dataset=digits: the data has changed .*{message}.*--allow_flag_changes"
-    ):
+    with rejects(f"--dataset=digits: the data has changed .*{message}.*--allow_flag_changes"):
         check_resumed(config, Data(**{"files": "a", **changes}))
     check_resumed(config.replace(allow_flag_changes=True), Data(**{"files": "a", **changes}))
     assert "warning: --dataset=digits: the data has changed" in capsys.readouterr().out
@@ -335,7 +333,7 @@ def test_changed_class_names_are_accepted_without_a_linear_head(tmp_path):
     config = start_run(tmp_path, Data(), lineareval_while_pretraining=False)
     check_resumed(config, Data(classes=("a", "b")))
     config = start_run(tmp_path, Data())
-    with pytest.raises(UserError, match="the data has changed"):
+    with rejects("the data has changed"):
         check_resumed(config, Data(classes=("a", "b")))
 
 
@@ -343,7 +341,7 @@ def test_resumed_run_checks_its_data(trained, run, tmp_path, monkeypatch):
     trained(3)
     with monkeypatch.context() as patch:
         patch.setattr(IndexedSource, "describe_data", lambda self: {"splits": {"train": 5}})
-        with pytest.raises(UserError, match="train has 5 examples"):
+        with rejects("train has 5 examples"):
             run(train_steps=6)
     assert "resumed at step 3" in run(train_steps=6)
 
@@ -378,7 +376,7 @@ def test_last_checkpoint_survives_a_full_disk(free_kilobytes, run, tmp_path):
             ["cp", "-r", *map(str, (tmp_path / "copy").iterdir()), str(tmp_path / "run")],
             check=True,
         )
-        with pytest.raises(UserError, match="--model_dir=.* (could not|cannot) be written"):
+        with rejects("--model_dir=.* (could not|cannot) be written"):
             run(train_steps=9, **large)
         assert not list((tmp_path / "run").glob("ckpt-9.index"))
         actual = processes.tensors(tmp_path / "run", 6)
@@ -397,9 +395,7 @@ def test_read_only_directory_is_rejected(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(run_directory.tempfile, "TemporaryFile", read_only)
-    with pytest.raises(
-        UserError, match="cannot be written to .Permission denied.. Fix its permissions"
-    ):
+    with rejects("cannot be written to .Permission denied.. Fix its permissions"):
         runs.run(tmp_path / "run")
 
 
@@ -408,9 +404,7 @@ def test_read_only_directory_is_rejected(tmp_path, monkeypatch):
 
 def test_lock_rejects_a_second_run_and_is_released_when_the_first_run_is_killed(tmp_path):
     with processes.holding_lock(tmp_path) as other:
-        with pytest.raises(
-            UserError, match=rf"--model_dir=.* is in use by process {other.pid} on \S+\. Wait"
-        ):
+        with rejects(rf"--model_dir=.* is in use by process {other.pid} on \S+\. Wait"):
             runs.run(tmp_path)
         other.kill()
         other.wait()
@@ -439,7 +433,7 @@ def test_directory_of_another_run_is_not_modified(module, function, trained, tmp
     (tmp_path / "run").rename(tmp_path / "other")
     before = runs.contents(tmp_path / "other")
     monkeypatch.setattr(module, function, replace)
-    with pytest.raises(UserError, match="the directory was removed or replaced during the run"):
+    with rejects("the directory was removed or replaced during the run"):
         runs.run(
             tmp_path / "run",
             **{**SETTINGS, "mode": "train_then_eval", "learning_rate": 0.01, "train_steps": 3},
@@ -465,7 +459,7 @@ def test_run_in_a_directory_with_other_files_replaces_only_its_own_names(run, tm
 def test_lock_that_is_a_link_is_rejected(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "train.lock").symlink_to("notes.txt")
-    with pytest.raises(UserError, match="--model_dir=.*train.lock cannot be opened"):
+    with rejects("--model_dir=.*train.lock cannot be opened"):
         Lock(str(tmp_path))
     assert (tmp_path / "notes.txt").read_text() == "mine"
 

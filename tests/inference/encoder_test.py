@@ -5,8 +5,8 @@ import tf_keras as keras
 
 import inference
 from inference import embedding
-from runtime.errors import UserError
 from support import images, runs
+from support.errors import rejects
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,9 @@ def test_encoders_return_the_vectors_of_embed(run_dir, tmp_path):
     np.testing.assert_array_equal(encoder(inputs), expected)
     np.testing.assert_array_equal(encoder(inputs, training=True), expected)
     (tmp_path / "text.jpg").write_text("text")
-    with pytest.raises(UserError, match="text.jpg: the image cannot be read"):
+    with rejects("text.jpg: the image cannot be read"):
         encoder.preprocess(str(tmp_path / "text.jpg"))
-    with pytest.raises(UserError, match="PATH=missing: no such checkpoint"):
+    with rejects("PATH=missing: no such checkpoint"):
         inference.load("missing")
 
 

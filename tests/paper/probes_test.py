@@ -9,7 +9,7 @@ import tensorflow as tf
 import data_util
 from augmentation import operators
 from paper import common, probes, transformation_probes
-from runtime.errors import UserError
+from support.errors import rejects
 from support.images import photographs, write_images
 
 COUNT = 600
@@ -84,7 +84,7 @@ def test_corrupt_images_cause_an_error_unless_skipping_is_requested(tmp_path):
     write_images(tmp_path, "a/1.png", "b/1.png")
     (tmp_path / "b" / "2.png").write_bytes(b"corrupt")
     flags = f"--dataset=folder:{tmp_path}"
-    with pytest.raises(UserError, match="1 of 3 images cannot be used: b/2.png"):
+    with rejects("1 of 3 images cannot be used: b/2.png"):
         common.open_source(common.parse_flags(flags))
     source = common.open_source(common.parse_flags(f"{flags} --corrupt_images=skip"))
     assert source.num_examples("train") == 2

@@ -8,8 +8,8 @@ import pytest
 
 from paper import runner, studies
 from paper.runner import Runner
-from runtime.errors import UserError
 from support import ROOT
+from support.errors import rejects
 
 PAPER = ROOT.parent / "shared" / "reference" / "paper.tex"
 NUMBERS = ROOT / "paper" / "numbers"
@@ -227,7 +227,7 @@ def test_every_table_of_the_paper_has_a_study():
         "B.9": ["cifar_temperature", "cifar10"],
     }.items():
         assert studies.find_studies(source) == names
-    with pytest.raises(UserError, match="table=99: unknown table. Use one of pairs, "):
+    with rejects("table=99: unknown table. Use one of pairs, "):
         studies.find_studies("99")
 
 

@@ -26,6 +26,7 @@ from runtime import signals, version
 from runtime.errors import JobFailed, Stopped, TrainingDiverged, UserError
 from runtime.paths import slug
 from support import ROOT, processes
+from support.errors import rejects
 from transfer import cli, tasks
 
 
@@ -253,7 +254,7 @@ def test_unusual_directory_names_work(name, calls, tmp_path, monkeypatch):
 
 
 def test_parameters_are_counted_in_the_newest_checkpoint(tmp_path, write_network):
-    with pytest.raises(UserError, match="neither a checkpoint"):
+    with rejects("neither a checkpoint"):
         runner.count_parameters(str(tmp_path))
     _, network = write_network(tmp_path)
     expected = sum(map(tf.size, network.resnet_model.trainable_variables))

@@ -10,8 +10,8 @@ from scipy import special
 from sklearn import linear_model, pipeline, preprocessing
 
 from probing import features, logistic_regression, mlp, nearest_neighbors
-from runtime.errors import UserError
 from support import no_space
+from support.errors import rejects
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +167,7 @@ def test_extract_rejects_non_finite_vectors_and_omits_unlabeled_examples():
             tf.distribute.get_strategy(), features.pixels_function(2), batches, "test pixels"
         )
 
-    with pytest.raises(
-        UserError, match="test pixels contain NaN or Inf.* in 1 of 3 examples.*before training"
-    ):
+    with rejects("test pixels contain NaN or Inf.* in 1 of 3 examples.*before training"):
         extract()
     images[1] = 2.0
     vectors, labels = extract()
@@ -180,7 +178,5 @@ def test_extract_rejects_non_finite_vectors_and_omits_unlabeled_examples():
 def test_full_disk_for_temporary_files_is_reported(monkeypatch):
     full_file = types.SimpleNamespace(write=no_space)
     monkeypatch.setattr(features.tempfile, "TemporaryFile", lambda: full_file)
-    with pytest.raises(
-        UserError, match=r"^TMPDIR=.*No space left on device\). Free up some space, or set TMPDIR"
-    ):
+    with rejects(r"^TMPDIR=.*No space left on device\). Free up some space, or set TMPDIR"):
         features.VectorFile().append(np.zeros([1, 2]))

@@ -13,9 +13,9 @@ import model as model_lib
 from checkpoints import restoring
 from config import Config
 from probing.confusion import draw  # conftest.py replaces the attribute.
-from runtime.errors import UserError
 from sources import classes
 from support import runs
+from support.errors import rejects
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
 
@@ -191,12 +191,9 @@ def test_the_picture_of_a_confusion_matrix_shows_the_counts():
 def test_evaluation_is_rejected_if_data_and_head_both_have_unmatched_classes(trained, tmp_path):
     dataset = write_folder(tmp_path / "data", ["green", "red", "yellow"])
     settings = dict(mode="eval", checkpoint=str(trained[0] / "run"))
-    with pytest.raises(
-        UserError,
-        match=(
-            "trained on different classes .only in the data set: yellow; only in the "
-            "checkpoint: blue.*--eval_protocol=lbfgs or knn"
-        ),
+    with rejects(
+        "trained on different classes .only in the data set: yellow; only in the checkpoint: blue"
+        ".*--eval_protocol=lbfgs or knn"
     ):
         run(tmp_path / "eval", dataset, **settings)
     assert not (tmp_path / "eval").exists()

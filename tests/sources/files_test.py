@@ -6,8 +6,8 @@ import os
 import numpy as np
 import pytest
 
-from runtime.errors import UserError
 from sources import datasets, label_subsets
+from support.errors import rejects
 from support.images import write_images
 
 
@@ -95,7 +95,7 @@ def test_lists_without_labels(tmp_path):
 )
 def test_errors_in_lists_name_the_rows(table, message, tmp_path):
     write_images(tmp_path, "1.png")
-    with pytest.raises(UserError, match=f"--dataset=list:.*x.csv: .*{message}"):
+    with rejects(f"--dataset=list:.*x.csv: .*{message}"):
         datasets.open_source(write_list(tmp_path / "x.csv", table.format(tmp_path.name)))
 
 
@@ -140,7 +140,7 @@ def test_slices_do_not_divide_groups(pattern, tmp_path):
     before, after = (set(patients_of(each, "train[:50%]")) for each in (source, other))
     assert before == after - {"patient99"}
     assert len(patients_of(source, "train[:20]")) == 20
-    with pytest.raises(UserError, match="boundary divides a group of images. Use 25, or a perc"):
+    with rejects("boundary divides a group of images. Use 25, or a perc"):
         source.num_examples("train[:23]")
 
 
@@ -155,7 +155,7 @@ def test_lists_may_have_a_column_with_groups(tmp_path, logged):
     ]
     assert not numbers[0] & numbers[1] and all(numbers)
     assert logged == ["no labels: the columns are image, group. --label_key selects one."]
-    with pytest.raises(UserError, match="--group_pattern=png: all images are in the group png"):
+    with rejects("--group_pattern=png: all images are in the group png"):
         datasets.open_source(name, group_pattern="png")
 
 
@@ -168,9 +168,9 @@ def test_images_without_a_match_and_shared_groups_are_reported(tmp_path, logged)
         " own: train/a/z.png",
         "warning: groups in both test and train (1): x2",
     ]
-    with pytest.raises(UserError, match="--group_pattern=y: no path matches, for example test/a"):
+    with rejects("--group_pattern=y: no path matches, for example test/a"):
         datasets.open_source(f"folder:{tmp_path}", group_pattern="y")
-    with pytest.raises(UserError, match="--group_pattern=t: all images are in the group t"):
+    with rejects("--group_pattern=t: all images are in the group t"):
         datasets.open_source(f"folder:{tmp_path}", group_pattern="t")
 
 

@@ -6,8 +6,8 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from config import Config
-from runtime.errors import UserError
 from sources import datasets
+from support.errors import rejects
 
 features = tfds.features
 CLASSES = features.ClassLabel(names=["crow", "gull", "wren"])
@@ -139,7 +139,7 @@ def test_features_are_found_by_their_types(kinds, example, keys, settings, names
     ],
 )
 def test_unsupported_features_are_named(kinds, example, settings, message, tmp_path):
-    with pytest.raises(UserError, match=message):
+    with rejects(message):
         datasets.open_source("own_set", prepare(tmp_path, kinds, example), **settings)
 
 
@@ -202,10 +202,10 @@ def test_array_record_files_are_read_in_the_same_order(tmp_path):
 )
 def test_directories_of_prepared_data_sets_are_recognized(name, tmp_path):
     prepare(tmp_path, {"image": features.Image()}, lambda n: {"image": pixels(n)})
-    with pytest.raises(UserError, match=f"Use --dataset=own_set --data_dir={tmp_path}[.]"):
+    with rejects(f"Use --dataset=own_set --data_dir={tmp_path}[.]"):
         datasets.open_source(name.replace("PATH", str(tmp_path)))
 
 
 def test_unknown_data_sets_need_a_directory():
-    with pytest.raises(UserError, match="For a data set that you have prepared, set --data_dir"):
+    with rejects("For a data set that you have prepared, set --data_dir"):
         datasets.open_source("own_set")

@@ -21,9 +21,9 @@ from checkpoints.records import Record
 from config import Config
 from probing import features, logistic_regression
 from runtime import child_processes
-from runtime.errors import UserError
 from sources import digits
 from support import SMALL
+from support.errors import rejects
 from support.flags import make_flags
 from support.images import write_images
 from transfer import cli, grid_search, linear_evaluation, measures, output, significance, tasks
@@ -334,7 +334,7 @@ def test_directory_depends_on_everything_that_affects_the_features(
 
 
 def test_undefined_metrics_are_rejected():
-    with pytest.raises(UserError, match="--metric=mean_average_precision: the value is NaN"):
+    with rejects("--metric=mean_average_precision: the value is NaN"):
         measures.measure("mean_average_precision", np.zeros([2, 4], np.int64), np.zeros([2, 4]))
 
 
