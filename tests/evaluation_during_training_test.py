@@ -10,14 +10,13 @@ import evaluate
 import metrics
 import run as run_lib
 from checkpoints import training_log, weight_files
-from config import Config
 from runtime.errors import Stopped, UserError
 from sources import digits
 from support import runs
 from support.errors import rejects
 from support.images import write_images
 from support.processes import tensors
-from support.runs import TINY, make_context, run
+from support.runs import make_context, run, tiny_config
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
 # An epoch has two steps.
@@ -167,7 +166,7 @@ def partly_labeled(monkeypatch):
 def test_runs_on_unlabeled_training_examples_are_evaluated_with_the_contrastive_loss(
     partly_labeled, tmp_path, capsys
 ):
-    config = Config(**TINY, eval_split="test", mode="train", eval_epochs=1)
+    config = tiny_config(eval_split="test", mode="train", eval_epochs=1)
     for source, protocols in ((None, ("linear_head", "knn")), (partly_labeled, ("contrastive",))):
         context = make_context(config, source or digits.digits_source())
         assert evaluate.during_training(context).config.eval_protocols == protocols

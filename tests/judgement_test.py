@@ -18,7 +18,7 @@ from config import Config
 from probing import diagnostics
 from sources import datasets, digits
 from support.images import write_images
-from support.runs import TINY, make_context
+from support.runs import make_context, tiny_config
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
 RESULTS = {
@@ -86,7 +86,7 @@ def test_tables_show_what_each_result_must_be_compared_with():
     ],
 )
 def test_a_warning_says_that_nothing_was_learned(changes, reason, logged):
-    config = Config(**TINY)
+    config = tiny_config()
     results = {name: value for name, value in {**RESULTS, **changes}.items() if value is not None}
     evaluate.log_results(make_context(config), "title", results, {})
     assert len(logged) == 1 + bool(reason) and (not reason or reason in logged[1])
@@ -98,7 +98,7 @@ def test_a_warning_says_that_nothing_was_learned(changes, reason, logged):
 @pytest.fixture(scope="module")
 def initial_results():
     """Returns the contrastive results of a network with its initial weights, and its h and z of 40 images."""
-    config = Config(**TINY, eval_split="test[:41]").replace(eval_batch_size=20)
+    config = tiny_config(eval_split="test[:41]").replace(eval_batch_size=20)
     keras.utils.set_random_seed(config.seed + 1)
     evaluator = evaluate.Evaluator(make_context(config), model_lib.build_model(config, 10))
     return evaluator.contrastive(0), *evaluator._compare_views(evaluator._embed_views)[1:]
@@ -113,7 +113,7 @@ def test_the_untrained_network_has_the_initial_weights_of_the_run(initial_result
 
 
 def test_one_image_has_no_chance_level_and_no_verdict():
-    config = Config(**TINY, eval_split="test[:1]")
+    config = tiny_config(eval_split="test[:1]")
     results = evaluate.Evaluator(
         make_context(config), model_lib.build_model(config, 10)
     ).contrastive(0)

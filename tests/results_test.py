@@ -10,7 +10,6 @@ import checks
 import evaluate
 import train
 from checkpoints import checkpoint_files, computed_from, run_directory, weight_files
-from config import Config
 from runtime.errors import UserError
 from sources import datasets
 from sources.tfds_source import TfdsSource
@@ -193,7 +192,7 @@ def flips(content):
 
 def test_flipped_bits_in_recorded_files_are_detected_or_have_no_effect(tmp_path):
     source = datasets.open_source("digits")
-    context = runs.make_context(Config(**runs.TINY), source)
+    context = runs.make_context(runs.tiny_config(), source)
     run_directory.write_start(context, str(tmp_path), 3)
     expected = run_directory.read_run(str(tmp_path))
     for name in ("classes.json", "data.json", "flags.json"):

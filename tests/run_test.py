@@ -37,16 +37,16 @@ from support import runs
 from support.errors import rejects
 from support.images import write_images
 from support.processes import tensors as weights
-from support.runs import TINY, make_context, run
+from support.runs import TINY, make_context, run, tiny_config
 
 
 @pytest.fixture(scope="module")
-def complete_run(tmp_path_factory):
-    """Returns the directory and output of a four-step run with all evaluations and an export."""
+def complete_run_and_log(tmp_path_factory):
+    """Returns the directory and the log of a four-step run with all evaluations and an export."""
     directory = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_log, "_SECONDS_BETWEEN_ROWS", np.inf)
-        printed = run(
+        log = run(
             directory,
             with_export=True,
             mode="train_then_eval",
@@ -58,7 +58,17 @@ def complete_run(tmp_path_factory):
             eval_projections=True,
             linear_head_learning_rate=0.1,
         )
-    return directory, printed
+    return directory, log
+
+
+@pytest.fixture(scope="module")
+def complete_run(complete_run_and_log):
+    return complete_run_and_log[0]
+
+
+@pytest.fixture
+def copied_run(complete_run, tmp_path):
+    return shutil.copytree(complete_run, tmp_path / "run")
 
 
 def model_weights(path):
@@ -70,8 +80,8 @@ def model_weights(path):
 # ------------------------------------------------------------------------------------------------------- one run
 
 
-def test_a_run_writes_all_documented_files(complete_run):
-    directory, printed = complete_run
+def test_a_run_writes_all_documented_files(complete_run_and_log):
+    directory, printed = complete_run_and_log
     names = {path.name for path in directory.iterdir()}
     assert {
         "ckpt-3.index",
@@ -109,7 +119,7 @@ def test_a_run_writes_all_documented_files(complete_run):
 def test_a_run_writes_the_same_tensorboard_scalars_as_the_original(complete_run):
     events = [
         event
-        for path in (complete_run[0] / "train").iterdir()
+        for path in (complete_run / "train").iterdir()
         for event in tf.compat.v1.train.summary_iterator(str(path))
     ]
     tags = {value.tag for event in events for value in event.summary.value}
@@ -120,9 +130,9 @@ def test_a_run_writes_the_same_tensorboard_scalars_as_the_original(complete_run)
 
 
 def test_history_contains_the_epoch_and_the_mean_learning_rate(complete_run):
-    with open(complete_run[0] / "history.csv", newline="") as file:
+    with open(complete_run / "history.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["learning_rate"]]
-    schedule = model_lib.build_schedule(Config(**TINY, train_steps=4), 64)
+    schedule = model_lib.build_schedule(tiny_config(train_steps=4), 64)
     # Rows are written at the checkpoints. A batch is half of the training images.
     assert [(row["step"], float(row["epoch"])) for row in rows] == [("3", 1.5), ("4", 2.0)]
     for row, steps in zip(rows, ([0, 1, 2], [3])):
@@ -131,7 +141,7 @@ def test_history_contains_the_epoch_and_the_mean_learning_rate(complete_run):
 
 
 def test_the_preview_shows_each_image_above_its_two_views(complete_run):
-    preview = tf.io.decode_png((complete_run[0] / "views.png").read_bytes()).numpy()
+    preview = tf.io.decode_png((complete_run / "views.png").read_bytes()).numpy()
     assert preview.shape == (300, 800, 3)
     # Each cell is an image of 8 x 8 pixels, enlarged by a factor of 12, with a border of 2 pixels.
     cells = preview.reshape(3, 100, 8, 100, 3)[:, 2:98:12, :, 2:98:12]
@@ -147,8 +157,8 @@ def test_the_preview_shows_each_image_above_its_two_views(complete_run):
             np.testing.assert_allclose(cells[1 + view, :, column], expected, atol=1)
 
 
-def test_a_run_announces_its_inputs_and_phases(complete_run):
-    printed = complete_run[1]
+def test_a_run_announces_its_inputs_and_phases(complete_run_and_log):
+    printed = complete_run_and_log[1]
     for line in (
         (
             r"device: CPU, \d+ cores; no GPU found \(for NVIDIA GPUs: pip install"
@@ -174,11 +184,9 @@ def test_a_run_announces_its_inputs_and_phases(complete_run):
 
 
 def test_the_linear_head_is_evaluated_on_every_example(complete_run):
-    config = Config(**TINY, model_dir=str(complete_run[0])).replace(
-        eval_split="test", eval_batch_size=77
-    )
+    config = tiny_config(model_dir=str(complete_run), eval_split="test", eval_batch_size=77)
     context = make_context(config)
-    model, _ = restoring.open_network(str(complete_run[0]))
+    model, _ = restoring.open_network(str(complete_run))
     result = evaluate.Evaluator(context, model).linear_head(4)
     batches = data.build_eval_dataset(config, context.source, "test", 360)
     images, labels, _ = next(iter(batches))
@@ -191,7 +199,7 @@ def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
         _, images, labels = next(iter(digits.digits_source().records(split).batch(999)))
         return np.float64(images).reshape(len(images), -1), labels.numpy()
 
-    result = runs.read_results(complete_run[0] / "result.json")
+    result = runs.read_results(complete_run / "result.json")
     pixels, labels = pixels_and_labels("train[:64]")
     # With 200 neighbors, all 64 training images vote.
     for key, count, temperature in ((metrics.KNN, 10, np.inf), (metrics.WEIGHTED_KNN, 64, 0.1)):
@@ -204,7 +212,7 @@ def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
         # Nearly equal similarities may be ordered differently.
         assert result[key + "/raw_pixels"] == pytest.approx(expected, abs=2 / 360)
     assert any(result[key + "/projections"] != result[key] for key in (metrics.LBFGS, metrics.KNN))
-    model, _ = restoring.open_network(str(complete_run[0]))
+    model, _ = restoring.open_network(str(complete_run))
     images = np.random.default_rng(0).uniform(size=[3, 8, 8, 3]).astype(np.float32)
     endpoints = model(images, training=False)
     for function, name in (
@@ -225,20 +233,19 @@ def test_a_resumed_run_matches_an_uninterrupted_run(complete_run, tmp_path):
         )
         run(tmp_path, **settings)
     assert "resumed at step 3" in run(tmp_path, **settings, train_steps=4)
-    np.testing.assert_equal(weights(tmp_path, 4), weights(complete_run[0], 4))
+    np.testing.assert_equal(weights(tmp_path, 4), weights(complete_run, 4))
 
 
 def test_a_finished_run_only_computes_what_is_missing(complete_run):
-    directory = complete_run[0]
-    files = [directory / name for name in ("ckpt-4.index", "saved_model/4/saved_model.pb")]
+    files = [complete_run / name for name in ("ckpt-4.index", "saved_model/4/saved_model.pb")]
     times = [file.stat().st_mtime_ns for file in files]
-    before = storage.read_json(f"{directory}/result.json")
+    before = storage.read_json(f"{complete_run}/result.json")
 
     def repeat(expected, mode="train_then_eval", **settings):
         settings.update(train_steps=4, linear_head_learning_rate=0.1, eval_projections=True)
-        log = run(directory, with_export=True, mode=mode, **settings)
+        log = run(complete_run, with_export=True, mode=mode, **settings)
         assert re.findall("evaluating step 4: (.*)", log) == expected
-        return log, storage.read_json(f"{directory}/result.json")
+        return log, storage.read_json(f"{complete_run}/result.json")
 
     log, results = repeat([], eval_baselines=True, eval_protocol="knn")
     assert "ckpt-4; the run is finished (to train longer, " in log and "exporting" not in log
@@ -253,18 +260,17 @@ def test_a_finished_run_only_computes_what_is_missing(complete_run):
     assert results["computed_from"] == earlier and metrics.LBFGS in results
 
 
-def test_predictions_and_baselines_are_added_to_a_finished_run(complete_run, tmp_path):
+def test_predictions_and_baselines_are_added_to_a_finished_run(copied_run):
     settings = dict(mode="train_then_eval", train_steps=4, linear_head_learning_rate=0.1)
-    shutil.copytree(complete_run[0], tmp_path, dirs_exist_ok=True)
-    log = run(tmp_path, save_predictions=True, **settings)
-    assert "evaluating step 4: linear head" in log and (tmp_path / "predictions_4.npz").exists()
-    file = tmp_path / "result_4.json"
+    log = run(copied_run, save_predictions=True, **settings)
+    assert "evaluating step 4: linear head" in log and (copied_run / "predictions_4.npz").exists()
+    file = copied_run / "result_4.json"
     results = json.loads(file.read_text())
     del results["checksum"], results[f"{metrics.KNN}/raw_pixels"]
     file.write_text(json.dumps(results))
     settings["eval_protocol"] = "knn"
-    assert "evaluating" not in run(tmp_path, **settings)
-    assert "evaluating step 4: frozen encoder" in run(tmp_path, eval_baselines=True, **settings)
+    assert "evaluating" not in run(copied_run, **settings)
+    assert "evaluating step 4: frozen encoder" in run(copied_run, eval_baselines=True, **settings)
     assert f"{metrics.KNN}/raw_pixels" in runs.read_results(file)
 
 
@@ -300,7 +306,7 @@ def test_deterministic_runs_have_identical_checkpoints_and_use_only_deterministi
 def test_the_seed_determines_the_initial_weights_and_the_order_of_the_examples(no_blocks, tmp_path):
     results = []
     for seed in (7, 8, 7):
-        context = make_context(Config(**{**TINY, "seed": seed}, model_dir=str(tmp_path)))
+        context = make_context(tiny_config(seed=seed, model_dir=str(tmp_path)))
         state = train.build_training_state(context, str(tmp_path))
         _, labels = next(iter(train.train_dataset(context, 0)))
         results.append((state.model.trainable_variables[0].numpy(), labels.numpy()))
@@ -347,8 +353,8 @@ def test_continuous_evaluation_evaluates_each_checkpoint_once_and_ends_at_the_la
         evaluate.Evaluator, "evaluate_and_write", lambda _, step, *args: seen.append(step) or {}
     )
     given = ({"train_steps", "train_epochs"} & set(settings)) | {"train_split"}
-    log = run(complete_run[0], given, mode="eval", eval_timeout=0.2, **settings)
-    message = f"waiting for checkpoints in {complete_run[0]}, up to step {last_step}"
+    log = run(complete_run, given, mode="eval", eval_timeout=0.2, **settings)
+    message = f"waiting for checkpoints in {complete_run}, up to step {last_step}"
     assert seen == steps and message in log.splitlines()
 
 
@@ -357,7 +363,7 @@ def test_evaluation_uses_the_input_that_the_classifier_was_trained_on(complete_r
         tmp_path / "run",
         mode="train_then_eval",
         train_mode="finetune",
-        checkpoint=str(complete_run[0]),
+        checkpoint=str(complete_run),
         train_steps=1,
         optimizer="momentum",
         learning_rate=1.0,
@@ -378,7 +384,7 @@ def test_evaluation_uses_the_input_that_the_classifier_was_trained_on(complete_r
 def test_an_evaluation_waits_for_a_run_that_has_not_written_its_settings(
     complete_run, tmp_path, checkpoint, is_locked, waits, monkeypatch
 ):
-    settings = dict(checkpoint=str(complete_run[0])) if checkpoint else {}
+    settings = dict(checkpoint=str(complete_run)) if checkpoint else {}
     (tmp_path / "train.lock").touch()  # An earlier run may have left the file.
     monkeypatch.setattr(evaluate.Evaluator, "evaluate_and_write", lambda *_: {})
     with Lock(str(tmp_path)) if is_locked else contextlib.nullcontext():
@@ -406,16 +412,13 @@ def test_an_evaluation_does_not_wait_for_a_missing_directory(tmp_path):
         run(tmp_path / "shape", mode="eval")
 
 
-def test_continuous_evaluation_exports_each_checkpoint_with_its_results(
-    complete_run, tmp_path, monkeypatch
-):
-    directory = shutil.copytree(complete_run[0], tmp_path / "run")
-    exported = directory / "saved_model" / "4" / "saved_model.pb"
+def test_continuous_evaluation_exports_each_checkpoint_with_its_results(copied_run, monkeypatch):
+    exported = copied_run / "saved_model" / "4" / "saved_model.pb"
     before = exported.stat().st_mtime_ns
     monkeypatch.setattr(train, "train", None)
     # The evaluation is started with a different temperature than the run.
     run(
-        directory,
+        copied_run,
         with_export=True,
         mode="eval",
         train_steps=4,
@@ -425,52 +428,50 @@ def test_continuous_evaluation_exports_each_checkpoint_with_its_results(
         eval_epochs=1,
     )
     assert exported.stat().st_mtime_ns == before
-    assert {path.name for path in (directory / "second" / "saved_model").iterdir()} == {"3", "4"}
+    assert {path.name for path in (copied_run / "second" / "saved_model").iterdir()} == {"3", "4"}
     images = np.random.default_rng(0).uniform(size=[2, 8, 8, 3]).astype(np.float32)
     for step in (3, 4):
-        path = directory / "second" / "saved_model" / str(step)
+        path = copied_run / "second" / "saved_model" / str(step)
         description = weight_files.read_description(str(path))
         assert description["step"] == step and description["flags"].get("temperature", 0.1) == 0.1
-        results = json.loads((directory / "second" / f"result_{step}.json").read_text())
+        results = json.loads((copied_run / "second" / f"result_{step}.json").read_text())
         assert dict(description["results"], checksum=results["checksum"]) == results
         logits = tf.saved_model.load(str(path))(images, trainable=False)["logits_sup"]
-        model, _ = restoring.open_network(str(directory / f"ckpt-{step}"))
+        model, _ = restoring.open_network(str(copied_run / f"ckpt-{step}"))
         np.testing.assert_allclose(
             logits, model(images, training=False)["logits_sup"], rtol=1e-4, atol=1e-6
         )
 
 
-def test_evaluation_of_another_checkpoint_exports_nothing_to_the_run_directory(
-    complete_run, tmp_path
-):
-    directory = shutil.copytree(complete_run[0], tmp_path / "run")
-    shutil.rmtree(directory / "saved_model")
+def test_evaluation_of_another_checkpoint_exports_nothing_to_the_run_directory(copied_run):
+    shutil.rmtree(copied_run / "saved_model")
     run(
-        directory, with_export=True, mode="eval", checkpoint=str(directory / "ckpt-3"), eval_steps=1
+        copied_run,
+        with_export=True,
+        mode="eval",
+        checkpoint=str(copied_run / "ckpt-3"),
+        eval_steps=1,
     )
-    assert (directory / "result_3.json").exists() and not (directory / "saved_model").exists()
+    assert (copied_run / "result_3.json").exists() and not (copied_run / "saved_model").exists()
 
 
-def test_checkpoints_removed_during_their_evaluation_are_not_exported(
-    complete_run, tmp_path, monkeypatch
-):
+def test_checkpoints_removed_during_their_evaluation_are_not_exported(copied_run, monkeypatch):
     def evaluate_and_remove(_, step, *__):
-        for path in directory.glob(f"ckpt-{step}.*"):
+        for path in copied_run.glob(f"ckpt-{step}.*"):
             path.unlink()
         return {"global_step": step}
 
-    directory = shutil.copytree(complete_run[0], tmp_path / "run")
     monkeypatch.setattr(evaluate.Evaluator, "evaluate_and_write", evaluate_and_remove)
-    log = run(directory, with_export=True, mode="eval", train_steps=4, eval_epochs=1)
+    log = run(copied_run, with_export=True, mode="eval", train_steps=4, eval_epochs=1)
     # Step 3 is not exported, because step 4 has been.
     assert log.count("removed before it could be read") == 1
-    assert {path.name for path in (directory / "saved_model").iterdir()} == {"4"}
+    assert {path.name for path in (copied_run / "saved_model").iterdir()} == {"4"}
 
 
 def test_regularization_loss_of_fine_tuning_covers_the_trained_variables(complete_run, tmp_path):
     settings = dict(
         train_mode="finetune",
-        checkpoint=str(complete_run[0]),
+        checkpoint=str(complete_run),
         fine_tune_after_block=2,
         train_steps=1,
         optimizer="momentum",
@@ -517,7 +518,7 @@ def test_regularization_loss_of_fine_tuning_covers_the_trained_variables(complet
     ],
 )
 def test_unsuitable_settings_are_reported(settings, warning):
-    config = Config(**{**TINY, "linear_head_learning_rate": 0.1, "train_split": "train"})
+    config = tiny_config(linear_head_learning_rate=0.1, train_split="train")
     context = make_context(config)
     assert checks.advice(context) == []
     (line,) = checks.advice(context.replace(config=config.replace(**settings)))
@@ -533,7 +534,7 @@ def test_gray_images_are_reported(red, is_gray, tmp_path):
         image = tf.fill([9, 9, 3], np.uint8(7 * number)) + tf.constant([red, 5, 5], tf.uint8)
         tf.io.write_file(str(tmp_path / f"{number}.png"), tf.io.encode_png(image))
     settings = dict(dataset=f"folder:{tmp_path}", train_split="train", color_jitter_strength=1.0)
-    lines = checks.advice(make_context(Config(**{**TINY, **settings})))
+    lines = checks.advice(make_context(tiny_config(**settings)))
     assert any("the sampled images are gray" in line for line in lines) == is_gray
 
 
@@ -548,10 +549,10 @@ def test_top_5_accuracy_is_reported_for_more_than_five_classes():
 def test_continuous_evaluation_prints_tables_and_ends_after_the_timeout(complete_run):
     settings = dict(train_steps=400, eval_timeout=0.5, eval_name="again", eval_steps=1)
     settings["linear_head_learning_rate"] = 0.1
-    printed = run(complete_run[0], ["train_steps"], mode="eval", **settings)
+    printed = run(complete_run, ["train_steps"], mode="eval", **settings)
     assert "--eval_timeout" in printed
     assert re.search(r"ckpt-4\n-+\nlinear head, top-1 +0\.\d{4} \[", printed)
-    results = runs.read_results(complete_run[0] / "again" / "result_4.json")
+    results = runs.read_results(complete_run / "again" / "result_4.json")
     assert not {metrics.LBFGS, metrics.KNN} & set(results)
     assert set(results) >= {
         metrics.LINEAR_TOP_1,
@@ -568,7 +569,7 @@ def test_continuous_evaluation_prints_tables_and_ends_after_the_timeout(complete
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_eval_steps_limits_only_the_evaluation_split(num_replicas, two_replicas):
     strategy = two_replicas if num_replicas == 2 else tf.distribute.get_strategy()
-    config = Config(**TINY, eval_split="test", eval_steps=2)  # with batches of 90 examples
+    config = tiny_config(eval_split="test", eval_steps=2)  # with batches of 90 examples
     for split, count in (("test", 180), ("train[:64]", 64), ("train", 1437)):
         batches = evaluate.eval_batches(config, digits.digits_source(), split, strategy)
         weights = [float(strategy.reduce("SUM", batch[2], axis=0)) for batch in batches]
@@ -593,7 +594,7 @@ def test_the_learning_rate_of_a_missing_linear_head_is_removed(tmp_path):
     completed, lines = complete(config)
     assert completed.linear_head_learning_rate is None and not completed.has_linear_head
     assert f"linear head: off ({config.dataset} has no labels)" in lines
-    config = Config(**TINY, model_dir=str(tmp_path), lineareval_while_pretraining=False)
+    config = tiny_config(model_dir=str(tmp_path), lineareval_while_pretraining=False)
     assert "linear head: off (--nolineareval_while_pretraining)" in complete(config)[1]
 
 
@@ -614,8 +615,8 @@ def test_resumed_run_keeps_its_training_images_if_only_the_mode_changes(recorded
 
 def test_knn_replaces_a_missing_linear_head_if_there_are_labels():
     for names in ("linear_head", "linear_head,linear_head"):
-        config = Config(
-            **TINY, lineareval_while_pretraining=False, eval_split="test", eval_protocol=names
+        config = tiny_config(
+            lineareval_while_pretraining=False, eval_split="test", eval_protocol=names
         )
         assert evaluate.protocols(config, digits.digits_source()) == ["contrastive", "knn"]
 
@@ -623,7 +624,9 @@ def test_knn_replaces_a_missing_linear_head_if_there_are_labels():
 @pytest.fixture(scope="module")
 def small_model():
     """Returns evaluation settings (40 examples, all protocols except the slow `lbfgs`) and a model."""
-    config = Config(**{**TINY, "train_split": "train[:30]", "eval_batch_size": 20}).replace(
+    config = tiny_config(
+        train_split="train[:30]",
+        eval_batch_size=20,
         eval_split="test[:40]",
         eval_protocol="linear_head,contrastive,knn",
         eval_baselines=True,
@@ -751,7 +754,7 @@ def test_evaluation_and_fine_tuning_use_the_network_of_the_checkpoint(
     def adopt(config, given=("dataset",)):
         return checks.adopt(config, given, recorded)
 
-    directory = str(complete_run[0])
+    directory = str(complete_run)
     path = (
         dict(model_dir=directory) if weights == "run" else dict(checkpoint=f"{directory}/{weights}")
     )
@@ -776,12 +779,12 @@ def test_evaluation_and_fine_tuning_use_the_network_of_the_checkpoint(
 
 
 def test_pretraining_does_not_use_the_network_of_the_checkpoint(complete_run):
-    config = Config(dataset="digits", checkpoint=str(complete_run[0] / "ckpt-4"))
+    config = Config(dataset="digits", checkpoint=str(complete_run / "ckpt-4"))
     assert checks.adopt(config, (), inspection.read_recorded(config)) == (config, [])
 
 
 def test_fine_tuning_resumes_without_its_initial_checkpoint(complete_run, tmp_path):
-    encoder = shutil.copytree(complete_run[0], tmp_path / "encoder")
+    encoder = shutil.copytree(complete_run, tmp_path / "encoder")
     settings = dict(train_mode="finetune", checkpoint=str(encoder), checkpoint_steps=1)
     run(tmp_path / "run", train_steps=1, **settings)
     shutil.rmtree(encoder)
@@ -793,14 +796,14 @@ def test_fine_tuning_does_not_change_frozen_layers(complete_run, tmp_path, block
     run(
         tmp_path,
         train_mode="finetune",
-        checkpoint=str(complete_run[0]),
+        checkpoint=str(complete_run),
         fine_tune_after_block=block,
         train_steps=2,
         optimizer="momentum",
         num_proj_layers=2,
         weight_decay=0.01,
     )
-    before, after = model_weights(complete_run[0]), model_weights(tmp_path)
+    before, after = model_weights(complete_run), model_weights(tmp_path)
     changed = {key for key in after if (before[key] != after[key]).any()}
     encoder = "model/resnet_model/"
     trained = [f"{encoder}block_groups/{group}/" for group in range(max(block, 0), 4)]
@@ -822,11 +825,11 @@ def test_fine_tuning_on_different_classes_starts_from_a_zero_initialized_classif
         dataset=f"folder:{tmp_path / 'images'}",
         train_split="train",
         train_mode="finetune",
-        checkpoint=str(complete_run[0] / "ckpt-4"),
+        checkpoint=str(complete_run / "ckpt-4"),
         train_batch_size=12,
         zero_init_logits_layer=True,
     )
-    config = Config(**{**TINY, **settings, "model_dir": str(tmp_path / "run")})
+    config = tiny_config(**settings, model_dir=str(tmp_path / "run"))
     state = train.build_training_state(make_context(config), config.model_dir)
     assert "not loaded: linear head" in capsys.readouterr().out
     kernel, bias = state.model.supervised_head.variables
@@ -878,8 +881,7 @@ def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(no_bloc
 def test_label_seed_selects_the_labels(train_mode):
     selected = []
     for seed in (0, 3, 0):
-        config = Config(
-            **TINY,
+        config = tiny_config(
             mode="train_then_eval",
             train_mode=train_mode,
             eval_split="test",
@@ -918,10 +920,10 @@ def test_too_few_labels_are_reported_before_training_and_waiting(mode, file, tmp
 
 
 def test_model_dir_with_another_architecture_is_rejected_and_left_unchanged(complete_run):
-    before = runs.contents(complete_run[0])
+    before = runs.contents(complete_run)
     with rejects("--model_dir=.*different network"):
-        run(complete_run[0], resnet_depth=34, allow_flag_changes=True)
-    assert runs.contents(complete_run[0]) == before
+        run(complete_run, resnet_depth=34, allow_flag_changes=True)
+    assert runs.contents(complete_run) == before
 
 
 def test_micro_batches_half_precision_and_new_scalars_work_together(tmp_path, monkeypatch):
@@ -987,7 +989,7 @@ def test_half_precision_is_suggested_if_a_gpu_supports_bfloat16(
     precision, capability, is_suggested, gpu_details
 ):
     gpu_details["compute_capability"] = capability
-    lines = checks.advice(make_context(Config(**{**TINY, "precision": precision})))
+    lines = checks.advice(make_context(tiny_config(precision=precision)))
     assert any("Consider --precision=mixed_bfloat16" in line for line in lines) == is_suggested
 
 
@@ -1037,15 +1039,19 @@ def test_reason_is_shown_if_an_existing_gpu_is_not_found(
     ],
 )
 def test_batch_sizes_must_be_divisible_by_the_number_of_replicas(settings, message, two_replicas):
-    context = make_context(Config(**{**TINY, **settings}), strategy=two_replicas)
+    context = make_context(tiny_config(**settings), strategy=two_replicas)
     with rejects(message) if message else contextlib.nullcontext():
         checks.check_data(context)
 
 
 def test_knn_evaluation_with_a_single_class_is_rejected(tmp_path):
     write_images(tmp_path, *(f"only/{number}.png" for number in range(8)))
-    config = Config(**{**TINY, "dataset": f"folder:{tmp_path}"}, eval_protocol="knn").replace(
-        train_split="train[:6]", eval_split="train[6:]", eval_batch_size=4
+    config = tiny_config(
+        dataset=f"folder:{tmp_path}",
+        eval_protocol="knn",
+        train_split="train[:6]",
+        eval_split="train[6:]",
+        eval_batch_size=4,
     )
     model = model_lib.build_model(config, 1)
     with rejects("two classes"):
@@ -1056,8 +1062,11 @@ def test_knn_evaluation_with_a_single_class_is_rejected(tmp_path):
 
 
 def test_evaluation_on_two_replicas_matches_evaluation_on_one_replica(two_replicas, tmp_path):
-    config = Config(**{**TINY, "train_split": "train[:30]", "model_dir": str(tmp_path)}).replace(
-        eval_split="test[:101]", eval_batch_size=14
+    config = tiny_config(
+        train_split="train[:30]",
+        model_dir=str(tmp_path),
+        eval_split="test[:101]",
+        eval_batch_size=14,
     )
     source, results = digits.digits_source(), []
     for strategy in (tf.distribute.get_strategy(), two_replicas):

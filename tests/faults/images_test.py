@@ -576,7 +576,7 @@ def test_an_image_that_cannot_be_decoded_stops_training_after_a_checkpoint(
         dataset=f"folder:{folder}", train_split="train", train_batch_size=4, train_steps=6
     )
     reference, stopped = tmp_path / "reference", tmp_path / "stopped"
-    config = Config(**{**runs.TINY, **settings})
+    config = runs.tiny_config(**settings)
     source = folders.folder_source(str(folder))
     first_images = source.labeled_paths("train")[0][:8]  # views.png shows them.
     tf.random.set_seed(config.seed + 1)  # as in training
@@ -800,7 +800,7 @@ def test_the_speed_of_decoding_is_measured_if_files_are_large(tmp_path):
             path = tmp_path / str(size) / f"{index}.jpg"
             path.parent.mkdir(exist_ok=True)
             Image.fromarray(SMOOTH).resize([size, 2 * size]).save(path)
-    config = Config(**{**runs.TINY, "train_split": "train", "image_size": 8})
+    config = runs.tiny_config(train_split="train")
     small, large = (folders.folder_source(str(tmp_path / name)) for name in ("24", "300"))
     assert train.measure_decoding(config, small) == (float("inf"), "")
     rate, text = train.measure_decoding(config, large)

@@ -15,7 +15,6 @@ import run as run_lib
 import train
 from checkpoints import checkpoint_files, restoring, run_directory, weight_files
 from checkpoints.lock import Lock
-from config import Config
 from runtime import storage
 from sources.indexed import IndexedSource
 from support import processes, runs
@@ -27,10 +26,14 @@ SETTINGS = dict(train_steps=9, checkpoint_steps=3)
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Returns a function that trains in tmp_path/run and returns the log."""
+def run_dir(tmp_path):
+    return tmp_path / "run"
 
-    return lambda **settings: runs.run(tmp_path / "run", **{**SETTINGS, **settings})
+
+@pytest.fixture
+def run(run_dir):
+    """Returns a function that trains in `run_dir` and returns the log."""
+    return lambda **settings: runs.run(run_dir, **{**SETTINGS, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +50,9 @@ def trained_runs(stem_only_resnet, tmp_path_factory):
 
 
 @pytest.fixture
-def trained(trained_runs, tmp_path):
-    """Returns a function that takes a number of steps, and copies a finished run of that length to tmp_path/run."""
-    return lambda steps: shutil.copytree(trained_runs(steps), tmp_path / "run")
+def trained(trained_runs, run_dir):
+    """Returns a function that takes a number of steps, and copies a finished run of that length to `run_dir`."""
+    return lambda steps: shutil.copytree(trained_runs(steps), run_dir)
 
 
 def corrupt(path, fault):
@@ -79,17 +82,17 @@ def corrupt(path, fault):
     ],
 )
 def test_resume_falls_back_if_the_newest_checkpoint_is_corrupt_or_incomplete(
-    name, fault, trained, run, tmp_path
+    name, fault, trained, run, run_dir
 ):
     trained(9)
-    expected = processes.tensors(tmp_path / "run", 9)
-    corrupt(tmp_path / "run" / name, fault)
+    expected = processes.tensors(run_dir, 9)
+    corrupt(run_dir / name, fault)
     reason = f"incomplete ({name} is missing)" if fault == "missing" else "corrupt ("
     logged = run()
     assert logged.count("warning: ckpt-") == 1 and f"warning: ckpt-9 is {reason}" in logged
     assert "resumed at step 6 from" in logged
     # The run has replaced the corrupt files.
-    np.testing.assert_equal(processes.tensors(tmp_path / "run", 9), expected)
+    np.testing.assert_equal(processes.tensors(run_dir, 9), expected)
 
 
 @pytest.mark.parametrize(
@@ -101,23 +104,23 @@ def test_resume_falls_back_if_the_newest_checkpoint_is_corrupt_or_incomplete(
     ],
 )
 def test_run_whose_checkpoints_cannot_be_restored_is_rejected_and_not_changed(
-    name, fault, message, trained, run, tmp_path
+    name, fault, message, trained, run, run_dir, tmp_path
 ):
     shutil.copytree(trained(3), tmp_path / "backup")
-    corrupt(tmp_path / "run" / f"ckpt-3.{name}", fault)
-    before = set((tmp_path / "run").rglob("*"))
+    corrupt(run_dir / f"ckpt-3.{name}", fault)
+    before = set(run_dir.rglob("*"))
     for _ in range(2):
         with rejects(f"--model_dir=.*{message}"):
             run(train_steps=6)
-        assert before == set((tmp_path / "run").rglob("*"))
-    shutil.rmtree(tmp_path / "run")
-    (tmp_path / "backup").rename(tmp_path / "run")
+        assert before == set(run_dir.rglob("*"))
+    shutil.rmtree(run_dir)
+    (tmp_path / "backup").rename(run_dir)
     assert "resumed at step 3" in run(train_steps=6)
 
 
 @pytest.mark.parametrize("fault", ["newest corrupt", "file from another run"])
-def test_keep_checkpoint_max_is_respected_after_faults(fault, trained, run, tmp_path):
-    run_dir = trained(9)
+def test_keep_checkpoint_max_is_respected_after_faults(fault, trained, run, run_dir, tmp_path):
+    trained(9)
     others = [shutil.copytree(run_dir, tmp_path / name) for name in ("run1", "run 2")]
     if fault == "newest corrupt":
         corrupt(run_dir / "ckpt-9.index", "truncated")
@@ -140,38 +143,38 @@ def test_save_keeps_checkpoints_of_later_steps(tmp_path):
     assert checkpoint_files.list_steps(str(tmp_path)) == [3, 10]
 
 
-def test_continuous_evaluation_skips_a_corrupt_checkpoint(trained, run, tmp_path):
+def test_continuous_evaluation_skips_a_corrupt_checkpoint(trained, run, run_dir):
     trained(9)
-    corrupt(tmp_path / "run" / "ckpt-6.data-00000-of-00001", "truncated")
-    (tmp_path / "run" / "checkpoint").write_bytes(b"\xff")  # Evaluation does not need this file.
+    corrupt(run_dir / "ckpt-6.data-00000-of-00001", "truncated")
+    (run_dir / "checkpoint").write_bytes(b"\xff")  # Evaluation does not need this file.
     log = run(mode="eval", eval_timeout=0.1, eval_epochs=1)
     assert "ckpt-6: the checkpoint is corrupt (" in log and log.count("warning: skipped") == 1
-    assert {path.name for path in (tmp_path / "run").glob("result_*.json")} == {
+    assert {path.name for path in run_dir.glob("result_*.json")} == {
         "result_3.json",
         "result_9.json",
     }
 
 
 @pytest.mark.parametrize("fault", ["empty", "missing"])
-def test_missing_or_corrupt_checkpoint_state_file_is_rewritten(fault, trained, run, tmp_path):
+def test_missing_or_corrupt_checkpoint_state_file_is_rewritten(fault, trained, run, run_dir):
     trained(9)
-    corrupt(tmp_path / "run" / "checkpoint", fault)
+    corrupt(run_dir / "checkpoint", fault)
     assert "resumed at step 9 from" in run(train_steps=12)
-    state = tf.train.get_checkpoint_state(str(tmp_path / "run"))
+    state = tf.train.get_checkpoint_state(str(run_dir))
     assert len(state.all_model_checkpoint_paths) == 4
 
 
 @pytest.mark.parametrize("content", ["", "{}"])
-def test_seed_is_required_if_it_is_not_recorded(content, trained, run, tmp_path):
+def test_seed_is_required_if_it_is_not_recorded(content, trained, run, run_dir):
     trained(3)
-    (tmp_path / "run" / "flags.json").write_text(content)
+    (run_dir / "flags.json").write_text(content)
     with rejects("no flags.json that specifies the seed. Set --seed"):
         run(train_steps=6, seed=None)
 
 
-def test_only_temporary_files_of_killed_processes_are_deleted(trained, run, tmp_path):
+def test_only_temporary_files_of_killed_processes_are_deleted(trained, run, run_dir, tmp_path):
     trained(3)
-    run_dir, unfinished, recent = tmp_path / "run", storage.TEMP_PREFIX, f"{'2b' * 8}"
+    unfinished, recent = storage.TEMP_PREFIX, f"{'2b' * 8}"
     temporary_files = [
         f"{unfinished}ckpt_x1y2/ckpt-6.index",
         f"{unfinished}{'0a' * 8}",
@@ -209,14 +212,16 @@ def test_only_temporary_files_of_killed_processes_are_deleted(trained, run, tmp_
     "name",
     ["-a 'b' \"c\" $d {e,f} !g] ~h ; größe 日本.tmp", "trailing/", "deep/../relative", "link"],
 )
-def test_run_resumes_in_a_directory_with_an_unusual_name(name, trained, tmp_path, monkeypatch):
+def test_run_resumes_in_a_directory_with_an_unusual_name(
+    name, trained, run_dir, tmp_path, monkeypatch
+):
     trained(3)
     monkeypatch.chdir(tmp_path)
     if name == "link":
         (tmp_path / name).symlink_to("run")
     else:
         (tmp_path / "deep").mkdir()
-        shutil.copytree(tmp_path / "run", tmp_path / name)
+        shutil.copytree(run_dir, tmp_path / name)
     # The path is relative, so it starts with the unusual name.
     runs.run(name, **{**SETTINGS, "train_steps": 6, "keep_checkpoint_max": 1})
     assert checkpoint_files.list_steps(name) == [6]
@@ -253,12 +258,12 @@ def test_run_resumes_in_a_directory_with_an_unusual_name(name, trained, tmp_path
         (dict(shuffle_buffer_mb=8), "--shuffle_buffer_mb=1024"),
     ],
 )
-def test_changed_flags_are_rejected_and_listed(changes, message, trained, run, tmp_path):
+def test_changed_flags_are_rejected_and_listed(changes, message, trained, run, run_dir):
     trained(3)
-    before = runs.contents(tmp_path / "run")
+    before = runs.contents(run_dir)
     with rejects(message):
         run(**changes, given=list(changes))
-    assert runs.contents(tmp_path / "run") == before
+    assert runs.contents(run_dir) == before
 
 
 def test_run_resumes_with_more_steps_and_with_allowed_flag_changes(trained, run, tmp_path):
@@ -293,7 +298,7 @@ class Data(IndexedSource):
 
 
 def start_run(directory, source, **settings):
-    config = Config(**{**runs.TINY, "model_dir": str(directory), **settings})
+    config = runs.tiny_config(model_dir=str(directory), **settings)
     run_directory.write_start(runs.make_context(config, source), str(directory), 3)
     return config
 
@@ -364,39 +369,36 @@ def small_disk(path, kilobytes):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can mount a file system")
 @pytest.mark.parametrize("free_kilobytes", [0, 1000])
-def test_last_checkpoint_survives_a_full_disk(free_kilobytes, run, tmp_path):
+def test_last_checkpoint_survives_a_full_disk(free_kilobytes, run, run_dir, tmp_path):
     # This makes checkpoints larger than the other files of the run.
     large = dict(proj_out_dim=8192)
     run(train_steps=6, **large)
-    expected = processes.tensors(tmp_path / "run", 6)
-    used = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*")) // 1024
-    (tmp_path / "run").rename(tmp_path / "copy")
-    with small_disk(tmp_path / "run", used + 200 + free_kilobytes):
+    expected = processes.tensors(run_dir, 6)
+    used = sum(path.stat().st_size for path in run_dir.rglob("*")) // 1024
+    run_dir.rename(tmp_path / "copy")
+    with small_disk(run_dir, used + 200 + free_kilobytes):
         subprocess.run(
-            ["cp", "-r", *map(str, (tmp_path / "copy").iterdir()), str(tmp_path / "run")],
-            check=True,
+            ["cp", "-r", *map(str, (tmp_path / "copy").iterdir()), str(run_dir)], check=True
         )
         with rejects("--model_dir=.* (could not|cannot) be written"):
             run(train_steps=9, **large)
-        assert not list((tmp_path / "run").glob("ckpt-9.index"))
-        actual = processes.tensors(tmp_path / "run", 6)
-        for path in [*(tmp_path / "run").glob("ckpt-3.*")]:
+        assert not list(run_dir.glob("ckpt-9.index"))
+        actual = processes.tensors(run_dir, 6)
+        for path in [*run_dir.glob("ckpt-3.*")]:
             # After space is freed, the same command resumes the run.
             path.unlink()
-        subprocess.run(
-            ["mount", "-o", f"remount,size={4 * used}k", str(tmp_path / "run")], check=True
-        )
+        subprocess.run(["mount", "-o", f"remount,size={4 * used}k", str(run_dir)], check=True)
         assert "resumed at step 6" in run(train_steps=9, **large)
     np.testing.assert_equal(actual, expected)
 
 
-def test_read_only_directory_is_rejected(tmp_path, monkeypatch):
+def test_read_only_directory_is_rejected(run_dir, monkeypatch):
     def read_only(*_, **__):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(run_directory.tempfile, "TemporaryFile", read_only)
     with rejects("cannot be written to .Permission denied.. Fix its permissions"):
-        runs.run(tmp_path / "run")
+        runs.run(run_dir)
 
 
 # ----------------------------------------------------------------------------------------------------------- lock
@@ -420,38 +422,40 @@ def test_lock_rejects_a_second_run_and_is_released_when_the_first_run_is_killed(
         (run_lib.evaluate, "evaluate_and_write"),
     ],
 )
-def test_directory_of_another_run_is_not_modified(module, function, trained, tmp_path, monkeypatch):
+def test_directory_of_another_run_is_not_modified(
+    module, function, trained, run_dir, tmp_path, monkeypatch
+):
     """Replaces the run directory with that of another run before or in training, or before an evaluation."""
 
     def replace(*arguments, **options):
-        (tmp_path / "run").rename(tmp_path / "gone")
-        (tmp_path / "other").rename(tmp_path / "run")
+        run_dir.rename(tmp_path / "gone")
+        (tmp_path / "other").rename(run_dir)
         return call(*arguments, **options)
 
     call = getattr(module, function)
     trained(3)
-    (tmp_path / "run").rename(tmp_path / "other")
+    run_dir.rename(tmp_path / "other")
     before = runs.contents(tmp_path / "other")
     monkeypatch.setattr(module, function, replace)
     with rejects("the directory was removed or replaced during the run"):
         runs.run(
-            tmp_path / "run",
+            run_dir,
             **{**SETTINGS, "mode": "train_then_eval", "learning_rate": 0.01, "train_steps": 3},
         )
-    assert runs.contents(tmp_path / "run") == before
+    assert runs.contents(run_dir) == before
 
 
-def test_run_in_a_directory_with_other_files_replaces_only_its_own_names(run, tmp_path):
-    (tmp_path / "run").mkdir()
+def test_run_in_a_directory_with_other_files_replaces_only_its_own_names(run, run_dir, tmp_path):
+    run_dir.mkdir()
     own, other = ("flags.json", "views.png", "train.lock", "result.json"), ("notes.txt", "a.index")
     for name in own + other:
-        (tmp_path / "run" / name).write_text('{"mine": 1}')
+        (run_dir / name).write_text('{"mine": 1}')
     (tmp_path / "photo.png").write_text("mine")
-    (tmp_path / "run" / "views.png").unlink()
-    (tmp_path / "run" / "views.png").symlink_to(tmp_path / "photo.png")
+    (run_dir / "views.png").unlink()
+    (run_dir / "views.png").symlink_to(tmp_path / "photo.png")
     run(train_steps=1, mode="train_then_eval")
     assert (tmp_path / "photo.png").read_text() == "mine"
-    files = [path for path in (tmp_path / "run").iterdir() if path.is_file()]
+    files = [path for path in run_dir.iterdir() if path.is_file()]
     kept = {path.name for path in files if b"mine" in path.read_bytes()}
     assert kept == set(other)
 
@@ -464,9 +468,9 @@ def test_lock_that_is_a_link_is_rejected(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_evaluation_does_not_need_the_lock(run, tmp_path):
+def test_evaluation_does_not_need_the_lock(run, run_dir):
     run(mode="train_then_eval", train_steps=3)
-    with Lock(str(tmp_path / "run")):
+    with Lock(str(run_dir)):
         assert "evaluating step 3" in run(mode="eval", train_steps=3, eval_timeout=0.1)
 
 
@@ -489,35 +493,30 @@ def checkpoints(directory):
     return {path.stem for path in directory.glob("ckpt-*.index")}
 
 
-def test_keep_best_keeps_the_best_and_the_latest_checkpoint(run, tmp_path, accuracies):
+def test_keep_best_keeps_the_best_and_the_latest_checkpoint(run, run_dir, accuracies):
     accuracies += [0.5, 0.7, 0.6]
     for steps in (3, 6, 9):
         run(mode="train_then_eval", train_steps=steps, keep_best=True, keep_checkpoint_max=1)
-    assert checkpoints(tmp_path / "run") == {"ckpt-9"} and checkpoints(
-        tmp_path / "run" / "best"
-    ) == {"ckpt-6"}
-    model = train.model_lib.build_model(Config(**runs.TINY), 10)
-    assert restoring.load_model(model, str(tmp_path / "run" / "best")).step == 6
+    assert checkpoints(run_dir) == {"ckpt-9"} and checkpoints(run_dir / "best") == {"ckpt-6"}
+    model = train.model_lib.build_model(runs.tiny_config(), 10)
+    assert restoring.load_model(model, str(run_dir / "best")).step == 6
 
 
-def test_best_checkpoint_is_not_written_through_a_link(run, tmp_path, accuracies):
+def test_best_checkpoint_is_not_written_through_a_link(run, run_dir, tmp_path, accuracies):
     accuracies += [0.5]
-    (tmp_path / "run").mkdir()
+    run_dir.mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "ckpt-1.index").write_text("another run's")
-    (tmp_path / "run" / "best").symlink_to(tmp_path / "other")
+    (run_dir / "best").symlink_to(tmp_path / "other")
     assert "best is a link" in run(mode="train_then_eval", train_steps=1, keep_best=True)
     assert {path.name for path in (tmp_path / "other").iterdir()} == {"ckpt-1.index"}
 
 
-def test_best_checkpoint_records_the_training_settings(run, tmp_path, accuracies):
+def test_best_checkpoint_records_the_training_settings(run, run_dir, accuracies):
     accuracies += [0.5]
     run(train_steps=3, weight_decay=1e-3)
     # This evaluation uses the default weight decay.
     run(mode="eval", train_steps=3, keep_best=True)
-    flags = [
-        run_directory.read_flags(str(tmp_path / "run" / subdirectory))
-        for subdirectory in ("", "best")
-    ]
+    flags = [run_directory.read_flags(str(run_dir / subdirectory)) for subdirectory in ("", "best")]
     assert flags[0] == flags[1] and flags[1]["weight_decay"] == 1e-3
-    assert len(weight_files.read_classes(str(tmp_path / "run" / "best"))[0]) == 10
+    assert len(weight_files.read_classes(str(run_dir / "best"))[0]) == 10

@@ -11,7 +11,6 @@ import tensorflow as tf
 import metrics
 import model as model_lib
 from checkpoints import restoring
-from config import Config
 from probing.confusion import draw  # conftest.py replaces the attribute.
 from sources import classes
 from support import runs
@@ -214,7 +213,7 @@ def test_evaluation_is_rejected_if_data_and_head_both_have_unmatched_classes(tra
 def test_warm_start_matches_linear_head_columns_by_name_or_skips_the_head(
     names, head_columns, trained
 ):
-    config = Config(**{**runs.TINY, "lineareval_while_pretraining": True})
+    config = runs.tiny_config(lineareval_while_pretraining=True)
     old_model, model = (model_lib.build_model(config, size) for size in (3, len(names)))
     restoring.load_model(old_model, str(trained[0] / "run"))
     initial_values = [variable.numpy() for variable in model.supervised_head.variables]

@@ -24,6 +24,11 @@ TINY = dict(
 )
 
 
+def tiny_config(**settings):
+    """Returns a `Config` with the settings `TINY`, except for the given ones."""
+    return Config(**{**TINY, **settings})
+
+
 def run(model_dir, given=("dataset",), with_export=False, **settings):
     """Calls `run.main` in the test process. Returns the log.
 
@@ -34,7 +39,7 @@ def run(model_dir, given=("dataset",), with_export=False, **settings):
         patch.setattr(console, "log", lambda text: (lines.append(text), log(text)))
         if not with_export:
             patch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
-        run_lib.main(Config(**{**TINY, "model_dir": str(model_dir), **settings}), given)
+        run_lib.main(tiny_config(model_dir=str(model_dir), **settings), given)
     return "\n".join(lines)
 
 
