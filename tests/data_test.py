@@ -1,6 +1,5 @@
 """Data sources and input pipelines: contents, order and repetition of examples."""
 
-import hashlib
 import json
 import os
 import pathlib
@@ -17,9 +16,8 @@ from runtime import rng
 from sources import datasets, digits, folders, image_files, label_subsets
 from sources.indexed import IndexedSource
 from sources.source import Source
-from sources.tfds_source import TfdsSource
 from support.errors import rejects
-from support.images import write_images
+from support.images import hashed_fractions, write_images
 
 
 def make_config(**settings):
@@ -65,6 +63,16 @@ def levels_of(records, source):
     return [int(source.decode(item)[0, 0, 0]) for _, item, _ in records]
 
 
+def keys_and_labels(source, split, *arguments):
+    """Returns the key and the label of each example, given the arguments of `records`."""
+    records = source.records(split, *arguments).as_numpy_iterator()
+    return [(int(key), int(label)) for key, _, label in records]
+
+
+def labels_in(source):
+    return {label for split in source.split_names for _, label in keys_and_labels(source, split)}
+
+
 # -------------------------------------------------------------------------------------------------------- sources
 
 
@@ -105,16 +113,6 @@ def test_subfolders_are_classes(tmp_path):
         (levels["cats/deep/er/b.png"], 0),
         (levels["dogs/c.png"], 1),
     }
-
-
-@pytest.mark.parametrize("names", [("1.png", "2.jpg.png"), ("train/1.png", "test/2.png")])
-def test_folder_without_classes_is_unlabeled(tmp_path, names):
-    write_images(tmp_path, *names)
-    source = folders.folder_source(str(tmp_path))
-    assert source.num_classes is None
-    assert {
-        int(label) for split in source.split_names for _, _, label in source.records(split)
-    } == {-1}
 
 
 @pytest.mark.parametrize("has_labels", [Source.has_labels, IndexedSource.has_labels])
@@ -283,6 +281,18 @@ def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
             {"test": 1, "train": 2},
             [],
         ),
+        (
+            "train/1 car/2 ship/3",
+            True,
+            ["car", "ship", "train"],
+            {"train": 3},
+            [
+                "NAME: the folder train counts as a class, not as a split, because it is next to"
+                " car, ship"
+            ],
+        ),
+        ("1 2.jpg", True, None, {"train": 2}, []),
+        ("train/1 test/2", True, None, {"test": 1, "train": 1}, []),
         ("1 2023/2 2023/summer/3", False, None, {"train": 3}, []),
         ("train/a/1 train/b/2 test/3", False, None, {"test": 1, "train": 2}, []),
         ("train/a/1 extra/b/c/2 test/3", False, None, {"train": 3}, []),
@@ -294,16 +304,7 @@ def test_layouts_of_archives(names, labels, classes, sizes, lines, tmp_path, log
     assert source.class_names == classes
     assert {split: source.num_examples(split) for split in source.split_names} == sizes
     assert [line.replace(source.name, "NAME") for line in logged] == lines
-
-
-def test_a_class_may_have_the_name_of_a_split(tmp_path, logged):
-    write_images(tmp_path, "train/1.png", "car/2.png", "ship/3.png")
-    source = folders.folder_source(str(tmp_path))
-    assert source.class_names == ["car", "ship", "train"] and source.split_names == ["train"]
-    assert logged == [
-        f"folder:{tmp_path}: the folder train counts as a class, not as a split, because it is next"
-        " to car, ship"
-    ]
+    assert labels_in(source) == (set(range(len(classes))) if classes else {-1})
 
 
 def test_class_folders_without_images_are_reported(tmp_path, logged):
@@ -378,9 +379,7 @@ def test_adding_or_removing_images_does_not_move_other_images_between_slices(tmp
     names = [f"{name}/{number}.png" for name in "ab" for number in range(50)]
     root = tmp_path / "photos"
     write_images(root, *names)
-    fractions = {
-        name: int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) / 2**64 for name in names
-    }
+    fractions = hashed_fractions(names)
     first = folders.folder_source(str(root))
     for split, low, high in (
         ("train[:90%]", 0, 0.9),
@@ -473,12 +472,11 @@ def test_tfds_records_are_encoded_and_have_unique_keys(tiny_tfds):
     source = datasets.open_source("tiny_shapes", tiny_tfds)
     assert source.num_classes == 4 and source.split_names == ["test", "train"]
     records = list(source.records("train"))
-    assert sorted(levels_of(records, source)) == list(range(40))
-    assert all(
-        int(label) == level % 4 for (_, _, label), level in zip(records, levels_of(records, source))
-    )
+    levels = levels_of(records, source)
+    assert sorted(levels) == list(range(40))
     assert records[0][1].dtype == tf.string  # Images have not been decoded yet.
-    assert len({int(key) for key, _, _ in records}) == 40
+    keys, labels = zip(*keys_and_labels(source, "train"))
+    assert len(set(keys)) == 40 and [*labels] == [level % 4 for level in levels]
     assert source.num_examples("train[:25%]") == 10 == len(list(source.records("train[:25%]")))
 
 
@@ -531,12 +529,18 @@ def test_examples_have_the_same_key_in_slices_as_in_the_whole_split(tiny_tfds):
 @pytest.mark.parametrize("name", ["digits", "tiny_shapes"])
 def test_record_order_depends_only_on_the_seed(name, tiny_tfds):
     source = datasets.open_source(name, tiny_tfds)
+    one, again, two = (keys_and_labels(source, "test", seed) for seed in (1, 1, 2))
+    assert one == again != two
+    assert sorted(one) == sorted(two) == sorted(keys_and_labels(source, "test"))
 
-    def keys(seed, **kwargs):
-        return [int(key) for key, _, _ in source.records("test", seed, **kwargs)]
 
-    assert keys(1) == keys(1) != keys(2)
-    assert sorted(keys(1)) == sorted(keys(2)) == sorted(keys(None))
+def sharded(source, split, seed, shards):
+    """Returns the sorted keys and labels of all workers, and checks the number of examples of each worker."""
+    rows = [keys_and_labels(source, split, seed, shards, shard) for shard in range(shards)]
+    assert list(map(len, rows)) == [
+        source.num_examples(split, shards, shard) for shard in range(shards)
+    ]
+    return sorted(sum(rows, []))
 
 
 @pytest.mark.parametrize(
@@ -546,14 +550,8 @@ def test_record_order_depends_only_on_the_seed(name, tiny_tfds):
 def test_shards_partition_a_split(name, split, shards, tiny_tfds):
     source = datasets.open_source(name, tiny_tfds)
     for seed in (None, 4):
-        keys = [
-            [int(key) for key, _, _ in source.records(split, seed, shards, shard)]
-            for shard in range(shards)
-        ]
-        assert list(map(len, keys)) == [
-            source.num_examples(split, shards, shard) for shard in range(shards)
-        ]
-        assert sorted(sum(keys, [])) == sorted(int(key) for key, _, _ in source.records(split))
+        expected = sorted(keys_and_labels(source, split))
+        assert sharded(source, split, seed, shards) == expected
 
 
 def test_shuffle_buffer_size_respects_the_memory_limit(tiny_tfds):
@@ -641,7 +639,7 @@ def test_every_epoch_contains_every_example_once_in_a_different_order(name, tiny
     labels = np.concatenate([labels for _, labels in dataset.take(10).as_numpy_iterator()]).reshape(
         2, 40
     )
-    expected = sorted(int(label) for _, _, label in source.records("train[:40]"))
+    expected = sorted(label for _, label in keys_and_labels(source, "train[:40]"))
     assert sorted(labels[0]) == expected == sorted(labels[1])
     assert (labels[0] != labels[1]).any()
 
@@ -780,37 +778,24 @@ def test_label_fraction_balances_classes_as_far_as_possible(fraction, expected):
 
 
 def restricted(name, tiny_tfds, fraction=0.2, seed=0):
-    source = digits.digits_source() if name == "digits" else TfdsSource("tiny_shapes", tiny_tfds)
+    source = datasets.open_source(name, tiny_tfds)
     source.restrict("train", fraction, seed)
     return source
 
 
-@pytest.mark.parametrize("name, total", [("digits", 287), ("tfds", 8)])
+@pytest.mark.parametrize("name, total", [("digits", 287), ("tiny_shapes", 8)])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_label_subset_is_the_same_on_every_worker_and_in_every_run(name, total, shards, tiny_tfds):
-    def records(seed):
-        source = restricted(name, tiny_tfds)
-        rows = [
-            list(source.records("train", seed, shards, shard).as_numpy_iterator())
-            for shard in range(shards)
-        ]
-        assert list(map(len, rows)) == [
-            source.num_examples("train", shards, shard) for shard in range(shards)
-        ]
-        return sorted((int(key), int(label)) for key, _, label in sum(rows, []))
-
-    selected = records(None)
-    assert selected == records(5) and len(selected) == len(set(selected)) == total
+    selected, again = (
+        sharded(restricted(name, tiny_tfds), "train", seed, shards) for seed in (None, 5)
+    )
+    assert selected == again and len(selected) == len(set(selected)) == total
     counts = np.bincount([label for _, label in selected])
     assert counts.max() - counts.min() <= 1
-    whole = digits.digits_source() if name == "digits" else TfdsSource("tiny_shapes", tiny_tfds)
-    assert set(selected) < {
-        (int(key), int(label)) for key, _, label in whole.records("train").as_numpy_iterator()
-    }
+    whole = datasets.open_source(name, tiny_tfds)
+    assert set(selected) < {*keys_and_labels(whole, "train")}
     other = restricted(name, tiny_tfds, seed=1)
-    assert set(selected) != {
-        (int(key), int(label)) for key, _, label in other.records("train").as_numpy_iterator()
-    }
+    assert selected != sorted(keys_and_labels(other, "train"))
 
 
 def test_label_fraction_too_small_for_all_classes_is_rejected(tiny_tfds):
@@ -818,7 +803,7 @@ def test_label_fraction_too_small_for_all_classes_is_rejected(tiny_tfds):
         "--label_fraction=0.05: in --train_split=train, 2 examples are too few for 4 "
         "classes. Use at least 0.1."
     ):
-        restricted("tfds", tiny_tfds, 0.05)
+        restricted("tiny_shapes", tiny_tfds, 0.05)
 
 
 def test_cache_dataset_reads_files_only_once(tmp_path):
@@ -833,17 +818,27 @@ def test_cache_dataset_reads_files_only_once(tmp_path):
         assert next(batches)[0][0].shape == [10, 8, 8, 3]
 
 
-@pytest.mark.parametrize("batch, replicas", [(7, 1), (16, 1), (4, 2), (360, 1), (100, 4)])
-def test_evaluation_includes_every_example_exactly_once(batch, replicas):
+@pytest.mark.parametrize(
+    "split, batch, replicas",
+    [
+        ("test", 7, 1),
+        ("test", 16, 1),
+        ("test", 4, 2),
+        ("test", 360, 1),
+        ("test", 100, 4),
+        ("test[:61]", 31, 2),
+        ("test[:2]", 1, 4),
+    ],
+)
+def test_evaluation_includes_every_example_exactly_once(split, batch, replicas):
     source = digits.digits_source()
-    dataset = data.build_eval_dataset(make_config(), source, "test", batch, replicas=replicas)
+    dataset = data.build_eval_dataset(make_config(), source, split, batch, replicas=replicas)
     batches = list(dataset.as_numpy_iterator())
     assert len(batches) % replicas == 0 and all(len(images) == batch for images, _, _ in batches)
     labels, weights = (np.concatenate([arrays[column] for arrays in batches]) for column in (1, 2))
-    assert weights.sum() == 360
-    assert sorted(labels[weights > 0]) == sorted(
-        int(label) for _, _, label in source.records("test")
-    )
+    assert weights.sum() == source.num_examples(split)
+    expected = sorted(label for _, label in keys_and_labels(source, split))
+    assert sorted(labels[weights > 0]) == expected
     assert (labels[weights == 0] == -1).all()
 
 
@@ -859,13 +854,7 @@ def test_evaluation_includes_every_example_exactly_once(batch, replicas):
 )
 def test_evaluation_batch_size_is_limited_to_the_split_size(given, split, replicas, expected):
     config, source = make_config(eval_batch_size=given), digits.digits_source()
-    size = data.eval_batch_size(config, source, split, replicas)
-    assert size == expected
-    weights = [
-        weights
-        for _, _, weights in data.build_eval_dataset(config, source, split, size, replicas=replicas)
-    ]
-    assert sum(map(np.sum, weights)) == source.num_examples(split) and len(weights) % replicas == 0
+    assert data.eval_batch_size(config, source, split, replicas) == expected
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -995,7 +984,6 @@ def test_labels_can_be_ignored(name, tmp_path, tiny_tfds):
         name = f"folder:{tmp_path}"
     source = datasets.open_source(name, tiny_tfds, labels=False)
     assert source.num_classes is None and not source.has_labels("train")
-    labels = [int(label) for *_, label in source.records("train").take(5)]
-    assert set(labels) == {-1} and source.class_counts("train") == {}
+    assert labels_in(source) == {-1} and source.class_counts("train") == {}
     # The weights of a run without labels are recognized as trained on the same data.
     assert source.describe_data() == datasets.open_source(name, tiny_tfds).describe_data()

@@ -1,6 +1,5 @@
 """Checks lists of images, and groups of images in lists and folders."""
 
-import hashlib
 import os
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 from sources import datasets, label_subsets
 from support.errors import rejects
-from support.images import write_images
+from support.images import hashed_fractions, write_images
 
 
 def write_list(path, text, encoding="utf-8"):
@@ -125,9 +124,7 @@ def test_slices_do_not_divide_groups(pattern, tmp_path):
     write_images(tmp_path, *PATIENTS)
     source = datasets.open_source(f"folder:{tmp_path}", group_pattern=pattern)
     names = sorted({os.path.basename(name).partition("_")[0] for name in PATIENTS})
-    position = {
-        name: int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) / 2**64 for name in names
-    }
+    position = hashed_fractions(names)
     for percent in (30, 50, 80):
         for split, low, high in (
             (f"train[:{percent}%]", 0, percent),

@@ -1,5 +1,6 @@
 """Image files and photographs for tests."""
 
+import hashlib
 import pathlib
 
 import numpy as np
@@ -16,6 +17,11 @@ def write_images(root, *names, size=(12, 10)):
         levels[name] = number + 1
         path.write_bytes(tf.io.encode_png(tf.fill([*size, 3], np.uint8(number + 1))).numpy())
     return levels
+
+
+def hashed_fractions(names):
+    """Returns a dict that maps names to the positions at which percent slices divide them: hashes in [0, 1)."""
+    return {name: int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) / 2**64 for name in names}
 
 
 def photographs(height=None, width=None):
