@@ -1,7 +1,6 @@
 """Tests of the benchmarks on small sizes, and comparisons of the baselines with our implementations."""
 
 import json
-import os
 import subprocess
 import sys
 import types
@@ -18,7 +17,7 @@ from benchmarks import compiled as steps
 from checkpoints import torch_names
 from config import Config
 from lars_optimizer import LARSOptimizer
-from support import ROOT, documents, golden, images
+from support import ROOT, documents, golden, images, processes
 
 SHORT = ("--train_steps=2", "--train_batch_size=16", "--resnet_depth=10")
 TINY = ("--resnet_depth=10", "--image_size=16")
@@ -164,12 +163,8 @@ def test_losses_and_gradients_match_those_in_pytorch(depth, size, torch_python, 
             simclr.supervised_loss(outputs["logits_sup"], tf.constant(np.tile(labels, 2)))[0],
         ]
         total_loss = tf.add_n(losses)
-    worker = ROOT / "tests" / "support" / "torch_step_worker.py"
-    subprocess.run(
-        [torch_python, worker, str(depth), config.stem_name, *files],
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        check=True,
-    )
+    arguments = (str(depth), config.stem_name, *files)
+    processes.run_in(torch_python, "torch_step_worker.py", *arguments)
     arrays = np.load(files[1])
     np.testing.assert_allclose(arrays["losses"], losses, rtol=1e-4)
     trained = {name: variables[key] for name, key in names.items() if variables[key].trainable}

@@ -117,10 +117,10 @@ def test_flags_without_effect_are_reported_in_one_line():
 
 
 def test_parsed_flags_are_converted_to_a_config():
-    values = make_flags()
-    values(["run.py", "--resnet_depth=18", "--temperature=0.5", "--nouse_blur", "--seed=3"])
-    config = config_lib.from_flags(values)
-    assert config == Config(resnet_depth=18, temperature=0.5, use_blur=False, seed=3)
+    arguments = ["--resnet_depth=18", "--temperature=0.5", "--nouse_blur", "--seed=3"]
+    assert config_lib.from_arguments(arguments) == Config(
+        resnet_depth=18, temperature=0.5, use_blur=False, seed=3
+    )
 
 
 def test_default_model_dir_depends_on_the_identity_of_the_run_but_not_on_its_length():
@@ -190,9 +190,7 @@ def test_documents_mention_only_existing_flags():
     "recipe", sorted((ROOT / "paper" / "recipes").glob("*.cfg")), ids=lambda path: path.stem
 )
 def test_recipes_are_valid(recipe):
-    values = make_flags()
-    values(["run.py", f"--flagfile={recipe}"])
-    config = config_lib.from_flags(values)
+    config = config_lib.from_arguments([f"--flagfile={recipe}"])
     assert (
         "own_images" in recipe.stem
         or f"--dataset={config.dataset}" in recipe.read_text().splitlines()

@@ -7,7 +7,6 @@ import sys
 import pytest
 import tensorflow as tf
 
-import model as model_lib
 import train
 from large_batch import micro_batches
 from runtime import devices, replicas
@@ -71,8 +70,7 @@ def test_compiled_step_in_half_precision(precision):
         config = replica_worker.make_config(
             {"precision": precision, "jit_compile": jit_compile, "train_steps": 10}
         )
-        model = replica_worker.build_model(config)
-        optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
+        model, optimizer = replica_worker.build(config)
         batches = replica_worker.distributed_batches(config, ONE)
         run_steps = train.make_run_steps(train.TrainStep(model, optimizer, config, ONE))
         scalars, num_finite_steps = run_steps(batches, tf.constant(2))
@@ -95,8 +93,7 @@ def test_all_micro_batches_use_the_same_program(unoptimized_graphs):
             return record
 
     config = replica_worker.make_config({"micro_batch_size": 2, "use_blur": True})
-    model = replica_worker.build_model(config)
-    optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
+    model, optimizer = replica_worker.build(config)
     step = RecordingStep(model, optimizer, config, ONE)
     batch = tf.nest.map_structure(tf.constant, replica_worker.batch_of(config))
     tf.function(micro_batches.train_step, autograph=False).get_concrete_function(

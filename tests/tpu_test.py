@@ -162,8 +162,7 @@ python run.py --use_tpu --tpu_name=local --dataset=digits
 def make_step(config, strategy):
     """Returns the training step of a network with two blocks. More blocks would not add new operations."""
     with strategy.scope():
-        model = replica_worker.build_model(config)
-        optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
+        model, optimizer = replica_worker.build(config)
     return TrainStep(model, optimizer, config, strategy)
 
 

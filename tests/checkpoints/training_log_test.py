@@ -8,6 +8,7 @@ from matplotlib import figure
 
 from checkpoints import training_log
 from config import Config
+from support import runs
 
 TRAINING = {"train/contrast_loss": 2.5, "train/contrast_acc": 0.25, "learning_rate": 0.125}
 
@@ -18,15 +19,6 @@ def write_log(directory, step, steps):
         log.add(new_step, {**TRAINING, "train/contrast_loss": 10.0 - new_step})
     log.write(is_last=True)
     return log
-
-
-def tensorboard_values(directory):
-    return [
-        value
-        for path in sorted((directory / "train").iterdir())
-        for event in tf.compat.v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-    ]
 
 
 def test_history_has_one_row_per_entry_and_a_column_for_every_scalar(tmp_path):
@@ -79,7 +71,7 @@ def test_rows_contain_the_means_since_the_previous_row(tmp_path):
 def test_tensorboard_events_contain_the_settings_and_the_scalars(tmp_path):
     log = training_log.TrainingLog(str(tmp_path), 0, Config(dataset="digits"))
     log.add(3, TRAINING)
-    values = {value.tag: value.tensor for value in tensorboard_values(tmp_path)}
+    values = {value.tag: value.tensor for _, value in runs.read_events(tmp_path / "train")}
     assert TRAINING.keys() < values.keys()
     assert b'| dataset | "digits" |' in tf.make_ndarray(values["flags"]).item()
     assert tf.make_ndarray(values["learning_rate"]) == 0.125

@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import pathlib
-import subprocess
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ import resnet
 from checkpoints import inspection, restoring, summary, torch_names, weight_files
 from config import Config
 from export import cli
-from support import ROOT, golden, no_space, runs
+from support import ROOT, golden, no_space, processes, runs
 from support.errors import rejects
 
 CLASSES = ["a", "b|c", "d"]
@@ -400,17 +399,10 @@ def photographs(size):
 
 def run_worker(python, source, images, directory, module="torch_resnet"):
     """Runs tests/support/torch_worker.py in another interpreter. Returns the arrays that the program writes."""
-    np.save(directory / "images.npy", images)
+    images_file = directory / "images.npy"
+    np.save(images_file, images)
     out = directory / f"{module}.npz"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    worker = str(ROOT / "tests" / "support" / "torch_worker.py")
-    process = subprocess.run(
-        [python, worker, source, directory / "images.npy", module, out],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert process.returncode == 0, process.stderr
+    processes.run_in(python, "torch_worker.py", source, images_file, module, out)
     return np.load(out)
 
 

@@ -50,6 +50,11 @@ EXTREME = {
 }
 
 
+MANY_EXAMPLES = hypothesis.settings(
+    max_examples=4 * hypothesis.settings().max_examples, deadline=None
+)
+
+
 def value_type(field):
     hint = typing.get_type_hints(Config)[field.name]
     return next(
@@ -71,7 +76,7 @@ def random_settings(fields, max_size):
     ).flatmap(lambda chosen: st.fixed_dictionaries({field.name: values(field) for field in chosen}))
 
 
-@hypothesis.settings(max_examples=4 * hypothesis.settings().max_examples, deadline=None)
+@MANY_EXAMPLES
 @hypothesis.given(random_settings(dataclasses.fields(Config), 6))
 def test_settings_are_accepted_or_give_one_line_errors(settings):
     try:
@@ -200,7 +205,7 @@ def command_lines(fields):
     )
 
 
-@hypothesis.settings(max_examples=4 * hypothesis.settings().max_examples, deadline=None)
+@MANY_EXAMPLES
 @hypothesis.given(command_lines(dataclasses.fields(Config)))
 def test_command_lines_are_accepted_or_give_one_line_errors(argv):
     hypothesis.assume(not any(argument.lstrip("-").startswith(ABSL_FLAGS) for argument in argv))

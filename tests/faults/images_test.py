@@ -1,5 +1,6 @@
 """Image files: formats, corruption, limits, links and messages about unusable files."""
 
+import functools
 import io
 import json
 import os
@@ -370,13 +371,19 @@ def test_reasons_for_unsupported_values_are_true(content, reason, tmp_path, capf
     assert "sample" not in capfd.readouterr().err
 
 
+def encode_rotated(pixels, file_format, orientation=6):
+    """Returns the content of an image file whose EXIF data specify an orientation."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    return encode(pixels, file_format, exif=exif, quality=95, lossless=True)
+
+
 @pytest.mark.parametrize("file_format", ["jpeg", "png", "webp", "tiff"])
 def test_images_are_rotated_as_specified_by_their_exif_data(file_format, tmp_path):
-    pixels, exif = SMOOTH[:, :16], Image.Exif()
+    pixels = SMOOTH[:, :16]
     for orientation in range(1, 10):  # Orientation 1 is upright, and 9 is undefined.
-        exif[ExifTags.Base.Orientation] = orientation
         path = tmp_path / f"{orientation}.{file_format}"
-        path.write_bytes(encode(pixels, file_format, exif=exif, quality=95, lossless=True))
+        path.write_bytes(encode_rotated(pixels, file_format, orientation))
         expected = ORIENTED.get(orientation, np.array)(pixels)
         decoded = tf.io.decode_image(
             image_files.load(str(path)), 3, expand_animations=False
@@ -391,9 +398,7 @@ def test_images_are_rotated_as_specified_by_their_exif_data(file_format, tmp_pat
 
 @pytest.mark.parametrize("file_format", ["jpeg", "png"])
 def test_exif_data_behind_other_metadata_are_found(file_format, tmp_path):
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    content = encode(SMOOTH[:, :16], file_format, exif=exif, quality=95)
+    content = encode_rotated(SMOOTH[:, :16], file_format)
     if file_format == "jpeg":  # A segment of 60,000 bytes, such as a color profile, comes first.
         content = content[:2] + b"\xff\xe2\xea\x60" + b"\1" * 59998 + content[2:]
     else:  # The eXIf chunk is the last one.
@@ -411,9 +416,7 @@ def test_exif_data_behind_other_metadata_are_found(file_format, tmp_path):
 
 
 def test_malformed_exif_data_are_ignored(tmp_path):
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    content = encode(SMOOTH, "jpeg", exif=exif, quality=95)
+    content = encode_rotated(SMOOTH, "jpeg")
     (tmp_path / "a.jpg").write_bytes(re.sub(rb"(Exif\0\0..)..", rb"\1??", content, flags=re.DOTALL))
     assert (tmp_path / "a.jpg").read_bytes() != content
     decoded = tf.io.decode_image(image_files.load(str(tmp_path / "a.jpg")), 3).numpy()
@@ -644,7 +647,7 @@ def test_links_are_followed_and_cycles_are_detected(folder, tmp_path):
 
 
 def test_deleting_the_images_stops_training_with_a_one_line_error(
-    folder, tmp_path, monkeypatch, capsys
+    folder, tmp_path, monkeypatch, fails
 ):
     check = image_checks.check_images
 
@@ -654,15 +657,11 @@ def test_deleting_the_images_stops_training_with_a_one_line_error(
             path.unlink()
 
     monkeypatch.setattr(image_checks, "check_images", check_and_remove)
-    with pytest.raises(SystemExit, match="2"), command_line.reporting_errors("run.py"):
-        run(tmp_path, folder, corrupt_images="skip")
-    assert re.fullmatch(
-        r"run.py: error: .*: an image cannot be used: .*.png \(missing\)\. Fix .*\n",
-        capsys.readouterr().err,
-    )
+    training = functools.partial(run, tmp_path, folder, corrupt_images="skip")
+    fails(".png (missing). Fix", command_line.run_command, "run.py", training)
 
 
-def test_truncated_record_file_stops_training_with_a_one_line_error(tmp_path, monkeypatch, capsys):
+def test_truncated_record_file_stops_training_with_a_one_line_error(tmp_path, monkeypatch, fails):
     path = str(tmp_path / "x")
     with tf.io.TFRecordWriter(path) as writer:
         writer.write(b"only one")
@@ -675,10 +674,8 @@ def test_truncated_record_file_stops_training_with_a_one_line_error(tmp_path, mo
     source = digits.digits_source()
     truncated = TruncatedSource("digits", source._splits, source.class_names, tf.identity)
     monkeypatch.setattr(datasets, "open_source", lambda *_, **__: truncated)
-    with pytest.raises(SystemExit, match="2"), command_line.reporting_errors("run.py"):
-        runs.run(tmp_path / "run", train_steps=1)
-    printed = capsys.readouterr().err
-    assert printed.startswith("run.py: error: ") and printed.count("\n") == 1
+    training = functools.partial(runs.run, tmp_path / "run", train_steps=1)
+    fails("run.py: error: ", command_line.run_command, "run.py", training)
 
 
 # ------------------------------------------------------------------------------------------------ random corruption

@@ -65,15 +65,20 @@ def test_sighup_stops_the_run_unless_it_is_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
+def end_running(process):
+    """Asserts that a process, which has received another signal, is still running, and that SIGTERM ends it."""
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 128 + signal.SIGTERM
+
+
 @pytest.mark.usefixtures("default_sighup")
 def test_repeated_sighup_from_a_closed_terminal_does_not_kill_the_run():
     with processes.program(_BUSY) as process:
         for _ in range(3):
             process.send_signal(signal.SIGHUP)
             time.sleep(0.3)
-        assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 128 + signal.SIGTERM
+        end_running(process)
 
 
 def test_signal_interrupts_downloads():
@@ -121,9 +126,7 @@ def test_second_signal_of_a_different_type_ends_the_process_at_once():
         assert process.stderr.readline().startswith("SIGINT: finishing the current work")
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
-        assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 128 + signal.SIGTERM
+        end_running(process)
 
 
 @pytest.mark.slow

@@ -227,6 +227,10 @@ def test_slurm_tasks_on_one_node_share_its_gpus(
 # ------------------------------------------------------------------------------------------------------- rendezvous
 
 
+def listen(address):
+    return socket.create_server(("", int(address.rpartition(":")[2])))
+
+
 @pytest.mark.parametrize(
     "have_gpus, without",
     [
@@ -250,7 +254,7 @@ def test_a_worker_waits_for_the_others_and_logs_missing_workers(
             assert not waiting.done()
             message = "" if has_gpu is None else f"{address} {has_gpu}"
             assert workers._send(message, own_address)
-            stack.enter_context(socket.create_server(("", int(address.rpartition(":")[2]))))
+            stack.enter_context(listen(address))
         if without:
             names = ", ".join(addresses[index] for index in without)
             with rejects(f"^TF_CONFIG: {names} found no GPU, but other"):
@@ -281,7 +285,7 @@ def test_a_waiting_worker_answers_repeated_probes(monkeypatch):
         for _ in range(9):
             time.sleep(0.1)
             reachable.append(workers._send(f"{peer} False", own_address))
-        with socket.create_server(("", int(peer.rpartition(":")[2]))):
+        with listen(peer):
             waiting.result(10)
     assert reachable == [True] * 9
 
@@ -304,7 +308,7 @@ def test_a_port_in_use_is_reported(monkeypatch):
     addresses = free_addresses(2)
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": addresses}))
     with (
-        socket.create_server(("", int(addresses[0].rpartition(":")[2]))),
+        listen(addresses[0]),
         rejects("TF_CONFIG: port .* cannot be used .*Address already in use"),
     ):
         workers.wait_for_workers()

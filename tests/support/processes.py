@@ -49,6 +49,13 @@ def program(code, *arguments):
             process.kill()
 
 
+def run_in(python, program, *arguments):
+    """Runs a program in tests/support in another Python interpreter, which has other packages."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [python, WORKER.with_name(program), *arguments]
+    subprocess.run(command, env=environment, check=True)
+
+
 def holding_lock(*arguments):
     """Starts a program that holds a lock, given the arguments of `Lock`; see `program`."""
     code = """

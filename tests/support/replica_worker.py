@@ -92,6 +92,13 @@ def build_model(config):
     return model
 
 
+def build(config):
+    """Returns a model with fixed weights and its optimizer."""
+    model = build_model(config)
+    schedule = model_lib.build_schedule(config, 64)
+    return model, model_lib.build_optimizer(config, schedule, model)
+
+
 def distributed_batches(config, strategy):
     """Returns an iterator that repeats one global batch. The replicas get equal shares of its rows, in order."""
     size = BATCH // strategy.num_replicas_in_sync

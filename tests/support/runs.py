@@ -58,6 +58,16 @@ def read_results(path):
     return {name: value for name, value in results.items() if isinstance(value, (int, float))}
 
 
+def read_events(directory):
+    """Returns the step and the value of each TensorBoard summary in a directory."""
+    return [
+        (event.step, value)
+        for path in sorted(directory.iterdir())
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    ]
+
+
 def make_context(config, source=None, strategy=None):
     """Returns a `RunContext` of a single worker. The default source is that of `config`."""
     source = source or datasets.open_source(config.dataset, config.data_dir)

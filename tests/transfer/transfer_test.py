@@ -24,7 +24,6 @@ from runtime import child_processes
 from sources import digits
 from support import SMALL
 from support.errors import rejects
-from support.flags import make_flags
 from support.images import write_images
 from transfer import cli, grid_search, linear_evaluation, measures, output, significance, tasks
 
@@ -501,9 +500,7 @@ def test_trials_follow_the_papers_protocol(network, tmp_path, program):
     )
     assert float(settings["batch_norm_decay"]) == pytest.approx(1 - 10 / (75750 / 256), abs=1e-5)
     for call in (finetune, scratch, final):  # Check that run.py accepts these flags.
-        values = make_flags()
-        values(["run.py", *(f"--{name}={value}".rstrip("=") for name, value in call.items())])
-        config_lib.from_flags(values)
+        config_lib.from_arguments([f"--{name}={value}".rstrip("=") for name, value in call.items()])
 
 
 @pytest.mark.parametrize(
