@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from runtime import console
 
 
@@ -17,8 +19,13 @@ def match_columns(names: list[str], head_names: list[str]) -> list[int] | None:
     """
     if not (set(names) <= set(head_names) or set(head_names) <= set(names)):
         return None
-    columns = {name: column for column, name in enumerate(head_names)}
-    return [columns.get(name, -1) for name in names]
+    return indices_of(names, head_names)
+
+
+def indices_of(names: Iterable[str | None], class_names: list[str]) -> list[int]:
+    """Returns the index of each name in `class_names`, or -1 for names that it does not contain."""
+    indices = {name: index for index, name in enumerate(class_names)}
+    return [indices.get(name, -1) for name in names]
 
 
 def differences(

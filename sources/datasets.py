@@ -49,9 +49,10 @@ def open_source(
         source = lists.list_source(path, data_dir, image_key, label_key, group_pattern)
     else:
         source = TfdsSource(dataset, data_dir, may_prepare, image_key, label_key)
-    if source.num_classes == 1 and labels and not source.multi_label:
+    has_one_class = source.num_classes == 1 and not source.multi_label
+    if has_one_class and labels:
         console.log(f"no labels: {source.name} has only one class ({source.class_names[0]})")
-    if (source.num_classes == 1 and not source.multi_label) or not labels:
+    if has_one_class or not labels:
         source.drop_labels()
     return source
 

@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +16,7 @@ import tensorflow as tf
 from runtime import console, progress
 from runtime.errors import UserError
 from sources import image_files
-from sources.indexed import IndexedSource
+from sources.indexed import IndexedSource, has_label
 
 _KEY_BITS = 62
 
@@ -79,19 +80,16 @@ class FileSource(IndexedSource):
             self._all_labels[split] = ordered[split][1]
         super().__init__(name, ordered, class_names, self._load_file)
         self.multi_label, self._excluded = multi_label, np.array([], "S")
-        if self._has_groups:
-            self._report_shared_groups(splits)
+        self._report_shared_groups(splits)
 
     def _report_shared_groups(self, splits: dict[str, Files]) -> None:
         members = {split: set(files.groups or ()) for split, files in splits.items()}
-        names = sorted(members)
-        for split in names:
-            for other in names[: names.index(split)]:
-                if shared := members[split] & members[other]:
-                    console.log(
-                        f"warning: groups in both {other} and {split} ({len(shared)}):"
-                        f" {console.join_first(sorted(shared))}"
-                    )
+        for first, second in itertools.combinations(sorted(members), 2):
+            if shared := members[first] & members[second]:
+                console.log(
+                    f"warning: groups in both {first} and {second} ({len(shared)}):"
+                    f" {console.join_first(sorted(shared))}"
+                )
 
     def _load_file(self, path: tf.Tensor) -> tf.Tensor:
         return image_files.load(tf.strings.join([self._prefix, path]), self.conversion)
@@ -127,8 +125,7 @@ class FileSource(IndexedSource):
     def labeled_names(self, split: str) -> np.ndarray:
         """Returns the relative paths of the labeled images in a split, an array of strings."""
         _, paths, labels, _ = self._select(split)
-        has_label = (labels >= 0).reshape(len(labels), -1).any(1)
-        return np.array([*map(os.fsdecode, paths[has_label].tolist())])
+        return np.array([*map(os.fsdecode, paths[has_label(labels)].tolist())])
 
     def exclude(self, paths: Iterable[str]) -> None:
         """Excludes files from all splits. The keys and percent slices of the remaining images do not change."""
@@ -136,14 +133,12 @@ class FileSource(IndexedSource):
         self._excluded = np.array(relative, "S")
         self._selected.clear()
 
-    def _permute(self, split: str) -> list[np.ndarray]:
-        slices = []
+    def _permute(self, split: str) -> Iterator[list[np.ndarray]]:
         for name, rows in self._rows(split):
             paths, labels = self._splits[name]
             included = ~np.isin(paths[rows], self._excluded)
             columns = self._keys[name], paths, labels, self._groups[name]
-            slices.append([column[rows][included] for column in columns])
-        return [np.concatenate(column) for column in zip(*slices)]
+            yield [column[rows][included] for column in columns]
 
     def _rows(self, split: str) -> Iterable[tuple[str, slice]]:
         """Yields (split name, row slice) for each term of `split`. Raises ValueError if a term is invalid."""
@@ -170,12 +165,11 @@ class FileSource(IndexedSource):
         if boundary is None:
             return None
         groups = self._groups[split]
+        row = boundary + (100 if is_percent else len(groups)) * (boundary < 0)
         if is_percent:
-            percent = boundary if boundary >= 0 else 100 + boundary
-            return int(np.searchsorted(groups, round(percent * 2**_KEY_BITS / 100)))
-        if abs(boundary) > len(groups):
+            return int(np.searchsorted(groups, round(row * 2**_KEY_BITS / 100)))
+        if not 0 <= row <= len(groups):
             raise ValueError(f"{split} has {len(groups)} images")
-        row = boundary if boundary >= 0 else len(groups) + boundary
         if 0 < row < len(groups) and groups[row - 1] == groups[row]:
             end = int(np.searchsorted(groups, groups[row], "right"))
             raise UserError(

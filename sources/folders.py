@@ -10,7 +10,7 @@ import numpy as np
 from runtime import console
 from runtime.errors import UserError
 from runtime.paths import check_folder
-from sources import image_files, layout, tfds_source
+from sources import classes, image_files, layout, tfds_source
 from sources.files import Files, FileSource
 
 
@@ -53,12 +53,11 @@ def folder_source(path: str, labels: bool = True, group_pattern: str | None = No
         needs_heif = not {".heic", ".heif"}.isdisjoint(found.others)
         heif = " (HEIC images require: pip install pillow-heif)" * needs_heif
         console.log(f"ignored files that are not images: {others}{heif}")
-    class_names = sorted({name for images in splits.values() for name in images if name})
-    indices = {name: label for label, name in enumerate(class_names)}
+    class_names = layout.class_names(splits)
     files = {}
     for split, images in splits.items():
         paths = [path for paths in images.values() for path in paths]
-        labels_of_classes = np.array([indices.get(name, -1) for name in images], np.int64)
+        labels_of_classes = np.array(classes.indices_of(images, class_names), np.int64)
         files[split] = Files(
             paths,
             np.repeat(labels_of_classes, [*map(len, images.values())]),
@@ -79,20 +78,13 @@ def find_groups(paths: list[str], pattern: str | None) -> list[str] | None:
     if pattern is None:
         return None
     matches = [re.search(pattern, path) for path in paths]
-    groups = [
-        match[1] if match and match.re.groups else match[0] if match else None for match in matches
-    ]
+    groups = [match[min(match.re.groups, 1)] if match else None for match in matches]
     others = [path for path, group in zip(paths, groups) if group is None]
-    if len(set(groups)) == 1 and not others:
-        raise UserError(
-            f"--group_pattern={pattern}: all images are in the group {groups[0]}, so none can be"
-            " held out. Correct the pattern."
-        )
-    if len(others) == len(paths):
-        raise UserError(
-            f"--group_pattern={pattern}: no path matches, for example {paths[0]}. Correct the"
-            " pattern."
-        )
+    if len(set(groups)) == 1:
+        problem = f"all images are in the group {groups[0]}, so none can be held out"
+        if others:
+            problem = f"no path matches, for example {paths[0]}"
+        raise UserError(f"--group_pattern={pattern}: {problem}. Correct the pattern.")
     if others:
         console.log(
             f"--group_pattern={pattern}: {len(others)} of {len(paths)} paths do not match, so each"

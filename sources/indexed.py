@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from sources import label_subsets
 from sources.source import Source
+
+
+def has_label(labels: np.ndarray) -> np.ndarray:
+    """Returns whether each example has a label, bool [n], for labels [n] or [n, classes]."""
+    return (labels >= 0).reshape(len(labels), -1).any(1)
 
 
 class IndexedSource(Source):
@@ -77,17 +82,18 @@ class IndexedSource(Source):
     def _select(self, split: str) -> list[np.ndarray]:
         """Returns a split's keys, items and labels in a fixed random order, so that slices contain all classes."""
         if split not in self._selected:
-            self._selected[split] = self._permute(split)
+            columns = zip(*self._permute(split))
+            self._selected[split] = [np.concatenate(slices) for slices in columns]
         return self._selected[split]
 
-    def _permute(self, split: str) -> list[np.ndarray]:
+    def _permute(self, split: str) -> Iterator[Sequence[np.ndarray]]:
+        """Yields the columns of `_select` for each slice of a split."""
         import tensorflow_datasets as tfds  # Imported here because the import is slow.
 
         infos = {
             name: tfds.core.SplitInfo(name=name, shard_lengths=[len(items)], num_bytes=0)
             for name, (items, _) in self._splits.items()
         }
-        slices = []
         for instruction in tfds.core.ReadInstruction.from_spec(split).to_absolute(infos):
             items, labels = self._splits[instruction.splitname]
             rows = np.random.default_rng(0).permutation(len(items))[
@@ -95,12 +101,10 @@ class IndexedSource(Source):
             ]
             # Makes keys unique across splits.
             offset = self.split_names.index(instruction.splitname) << 40
-            slices.append((rows + offset, items[rows], labels[rows]))
-        return [np.concatenate(column) for column in zip(*slices)]
+            yield rows + offset, items[rows], labels[rows]
 
     def groups(self, split: str) -> np.ndarray | None:
         """Returns the group of each example, int64 [n] (see `files.Files`), or None if examples have no groups."""
-        del split
         return None
 
     def restrict(self, split: str, fraction: float, seed: int) -> None:
@@ -112,8 +116,8 @@ class IndexedSource(Source):
     def drop_unlabeled(self, split: str) -> None:
         """See `Source`."""
         columns = self._select(split)
-        has_label = (columns[2] >= 0).reshape(len(columns[2]), -1).any(1)
-        self._selected = {**self._selected, split: [column[has_label] for column in columns]}
+        rows = has_label(columns[2])
+        self._selected = {**self._selected, split: [column[rows] for column in columns]}
 
     def references(
         self,

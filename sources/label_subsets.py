@@ -25,23 +25,19 @@ def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
       ValueError: a class would have no examples.
     """
     random = np.random.default_rng(seed)
-    members = {
-        label: random.permutation(np.flatnonzero(labels == label))
+    members = [
+        random.permutation(np.flatnonzero(labels == label))
         for label in np.unique(labels[labels >= 0])
-    }
-    count = round(fraction * sum(map(len, members.values())))
+    ]
+    count = round(fraction * sum(map(len, members)))
     if not members:
         raise ValueError("no examples have labels")
     if count < len(members):
         raise ValueError(f"{count} examples are too few for {len(members)} classes")
     # Each round chooses one example per class and visits the classes in a new random order. The
     # rounds end when enough examples have been chosen.
-    turns = [
-        (turn, random.random(), label)
-        for label, rows in members.items()
-        for turn in range(len(rows))
-    ]
-    chosen = [members[label][turn] for turn, _, label in sorted(turns)[:count]]
+    turns = [(turn, random.random(), row) for rows in members for turn, row in enumerate(rows)]
+    chosen = [row for *_, row in sorted(turns)[:count]]
     return np.sort(np.array(chosen, np.int64))
 
 

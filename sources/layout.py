@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from runtime import console
@@ -68,14 +69,19 @@ def find_layout(root: Folder, name: str, labels: bool) -> tuple[dict[str, Images
     splits = {split: _classes(inner, flag, lines) for split, inner in folders.items()}
     if labels:
         splits = _labeled_splits(splits, flag, lines)
-    names = sorted({name for images in splits.values() for name in images if name})
-    listed = [folder, *folders.values()] if folder not in folders.values() else [folder]
-    empty = sorted({name for each in listed for name in each.empty} - set(names))
+    names = class_names(splits)
+    searched = [folder, *folders.values()]
+    empty = sorted({name for each in searched for name in each.empty} - set(names))
     if names and empty:
         lines.append(f"ignored class folders without images: {console.join_first(empty)}")
     if len(names) > 1 and all(map(_DATE.fullmatch, names)):
         lines.append(f"classes: {console.join_first(names)} (run.py --nolabels ignores them)")
     return splits, lines
+
+
+def class_names(splits: Mapping[str, Iterable[str | None]]) -> list[str]:
+    """Returns the sorted class names of all splits."""
+    return sorted(set().union(*splits.values()) - {None})
 
 
 def _without_wrappers(folder: Folder, may_be_split: bool = True) -> Folder:
@@ -161,16 +167,16 @@ def _classes(folder: Folder, flag: str, lines: list[str]) -> Images:
             )
     if not folder.folders:
         return {None: [*folder.files()]}
-    names = {child.name for child in folder.folders}
     inner = {
         child.name: {each.name for each in _without_wrappers(child).folders}
         for child in folder.folders
     }
     for name, within in inner.items():
-        if len(within & names) > 1:
+        copies = within & inner.keys()
+        if len(copies) > 1:
             raise UserError(
                 f"{flag}: the folder {name} contains folders with the names of other classes"
-                f" ({console.join_first(sorted(within & names))}). Remove one of the copies."
+                f" ({console.join_first(sorted(copies))}). Remove one of the copies."
             )
     counts = collections.Counter(name for within in inner.values() for name in within)
     shared = [name for name, count in counts.items() if 2 * count > len(inner) > 1]
@@ -187,7 +193,7 @@ def _classes(folder: Folder, flag: str, lines: list[str]) -> Images:
 
 def _labeled_splits(splits: dict[str, Images], flag: str, lines: list[str]) -> dict[str, Images]:
     """Returns the splits to use. Raises `UserError` if their classes contradict each other."""
-    names = {name for images in splits.values() for name in images if name is not None}
+    names = class_names(splits)
     splits_of = {name: _split_in(name) for name in names}
     found = {split for split, _ in splits_of.values()}
     rests = [rest for split, rest in set(splits_of.values()) if split]
@@ -203,7 +209,7 @@ def _labeled_splits(splits: dict[str, Images], flag: str, lines: list[str]) -> d
         kind = None
     if kind:
         raise UserError(
-            f"{flag}: the folders {console.join_first(sorted(names))} are {kind}, or set --nolabels"
+            f"{flag}: the folders {console.join_first(names)} are {kind}, or set --nolabels"
             " to use all images without labels."
         )
     unlabeled = [split for split in splits if None in splits[split]]

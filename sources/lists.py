@@ -9,9 +9,10 @@ import pandas as pd
 
 from runtime import console
 from runtime.errors import UserError, first_line
-from sources import layout
+from sources import classes, layout
 from sources.files import Files, FileSource
 from sources.folders import find_groups
+from sources.indexed import has_label
 
 _IMAGE_COLUMNS = ("image", "file_name", "filename", "path")
 _LABEL_COLUMNS = ("label", "class")
@@ -20,10 +21,10 @@ _COLUMN_SEPARATORS, _LABEL_SEPARATOR = ",;\t", "|"
 
 def list_source(
     path: str,
-    data_dir: str | None = None,
-    image_key: str | None = None,
-    label_key: str | None = None,
-    group_pattern: str | None = None,
+    data_dir: str | None,
+    image_key: str | None,
+    label_key: str | None,
+    group_pattern: str | None,
 ) -> FileSource:
     """Returns a source for the images in a table (CSV or TSV).
 
@@ -35,9 +36,9 @@ def list_source(
     Args:
       path: the table; `~` is expanded.
       data_dir: directory of the images, or None.
-      image_key: name of the column with paths; by default `image`, `file_name`, `filename` or `path`.
-      label_key: name of the column with labels; by default `label` or `class`.
-      group_pattern: value of `--group_pattern`, which replaces the column `group`.
+      image_key: name of the column with paths, or None for `image`, `file_name`, `filename` or `path`.
+      label_key: name of the column with labels, or None for `label` or `class`.
+      group_pattern: value of `--group_pattern`, which replaces the column `group`, or None.
 
     Raises:
       UserError: the table cannot be read, a column or an image is missing, or an image is listed
@@ -68,26 +69,23 @@ def list_source(
         raise UserError(f"{flag}: the table has no rows. Add images.")
     labels = _column(table, flag, "label_key", label_key, _LABEL_COLUMNS).str.normalize("NFC")
     _check_rows(flag, "the same image is listed several times", images, images.duplicated(False))
-    is_missing = [not os.path.isfile(os.path.join(root, image)) for image in images]
+    exists = images.map(lambda image: os.path.isfile(os.path.join(root, image)))
     missing = f"files are not in {root} (--data_dir selects another directory)"
-    _check_rows(flag, missing, images, np.array(is_missing, bool))
+    _check_rows(flag, missing, images, ~exists)
     splits = pd.Series("train", table.index)
     if "split" in table:
         splits = table["split"].str.strip().str.lower().map(layout.split_named)
         _check_rows(flag, "the split is not train, validation or test", images, splits.isna())
-    if "group" in table and group_pattern is None:
-        groups = table["group"].str.strip()
-        groups = groups.where(groups != "", images)
-    else:
-        groups = pd.Series(find_groups([*images], group_pattern), table.index)
+    groups = find_groups([*images], group_pattern)
+    if "group" in table and groups is None:
+        column = table["group"].str.strip()
+        groups = [*column.where(column != "", images)]
     class_names, numbers = _read_labels(labels)
-    if class_names and (count := int((numbers < 0).reshape(len(table), -1).all(1).sum())):
+    if class_names and (count := np.count_nonzero(~has_label(numbers))):
         console.log(f"list:{path}: {count:,} of {len(table):,} images have no label")
-    has_groups = "group" in table or group_pattern is not None
     files = {}
-    for split in sorted(set(splits)):
-        rows = np.flatnonzero(splits == split)
-        members = [*groups.iloc[rows]] if has_groups else None
+    for split, rows in splits.groupby(splits).indices.items():
+        members = groups and [groups[row] for row in rows]
         files[split] = Files([*images.iloc[rows]], numbers[rows], members)
     return FileSource(f"list:{path}", root, files, class_names or None, numbers.ndim == 2)
 
@@ -108,7 +106,7 @@ def _column(
     return table[name].str.strip()
 
 
-def _check_rows(flag: str, problem: str, images: pd.Series, is_wrong: np.ndarray) -> None:
+def _check_rows(flag: str, problem: str, images: pd.Series, is_wrong: pd.Series) -> None:
     """Raises `UserError` if the mask `is_wrong` contains any row. The first row has number 2, as in a spreadsheet."""
     rows = np.flatnonzero(is_wrong)
     if len(rows):
@@ -120,16 +118,13 @@ def _check_rows(flag: str, problem: str, images: pd.Series, is_wrong: np.ndarray
 
 def _read_labels(labels: pd.Series) -> tuple[list[str], np.ndarray]:
     """Returns the sorted class names, and labels as numbers: int64 [n], or [n, classes] (see `Source.multi_label`)."""
-    sets = [
-        [name.strip() for name in text.split(_LABEL_SEPARATOR) if name.strip()] for text in labels
-    ]
+    sets = [[*filter(None, map(str.strip, text.split(_LABEL_SEPARATOR)))] for text in labels]
     class_names = sorted({name for names in sets for name in names})
-    indices = {name: index for index, name in enumerate(class_names)}
     if all(len(names) <= 1 for names in sets):
-        return class_names, np.array([indices[names[0]] if names else -1 for names in sets])
-    numbers = np.zeros([len(sets), len(class_names)], np.int64)
-    for row, names in zip(numbers, sets):
-        row[[indices[name] for name in names]] = 1
-        if not names:
-            row[:] = -1
+        return class_names, np.array(classes.indices_of(map("".join, sets), class_names))
+    # Imported here because only multi-label tables require scikit-learn.
+    from sklearn import preprocessing
+
+    numbers = preprocessing.MultiLabelBinarizer(classes=class_names).fit_transform(sets)
+    numbers[[not names for names in sets]] = -1
     return class_names, numbers

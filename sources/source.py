@@ -105,12 +105,10 @@ class Source(abc.ABC):
 
         Both are 0 if the images have at most 8 bits.
         """
-        del split, limit
         return 0.0, 0.0
 
     def class_counts(self, split: str) -> dict[str, int]:
         """Returns the number of examples of each class, or an empty dict if the split would have to be read."""
-        del split
         return {}
 
     @abc.abstractmethod
@@ -145,7 +143,6 @@ class Source(abc.ABC):
 
     def is_sparse(self, split: str) -> bool:
         """Returns whether reading the split is much slower than its size suggests, so that caching is worthwhile."""
-        del split
         return False
 
     def records(

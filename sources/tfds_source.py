@@ -11,7 +11,7 @@ import pathlib
 import re
 import socket
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -76,9 +76,9 @@ class TfdsSource(Source):
         # PASCAL VOC also lists the classes of easy objects.
         is_voc = self._label == "labels" and "labels_no_difficult" in features
         self._easy_label = "labels_no_difficult" if is_voc else None
-        features_read = {
-            feature: True for feature in (self._image, self._label, self._easy_label) if feature
-        }
+        features_read = dict.fromkeys(
+            filter(None, (self._image, self._label, self._easy_label)), True
+        )
         self._features = tfds.decode.PartialDecoding(features_read).extract_features(info.features)
         self._decoders = {self._image: tfds.decode.SkipDecoding()}
         self._checked = set()  # Record files that passed `check_files`.
@@ -94,8 +94,7 @@ class TfdsSource(Source):
     ) -> str:
         """Returns the name of the image feature: `given`, the first of `preferred`, or the only one."""
         images = [name for name in features if isinstance(features[name], tfds.features.Image)]
-        found = [name for name in preferred if name in images]
-        image = given or (found[0] if found else images[0] if len(images) == 1 else None)
+        image = given or _choose(preferred, images, images)
         if image not in images:
             kinds = ", ".join(
                 f"{name} ({type(value).__name__})" for name, value in sorted(features.items())
@@ -133,8 +132,7 @@ class TfdsSource(Source):
                 f"--label_key={given}: {self.name} has no such labels. Use one of"
                 f" {', '.join(choices)}."
             )
-        found = [name for name in preferred if name in choices]
-        return given or (found[0] if found else labels[0] if len(labels) == 1 else None)
+        return given or _choose(preferred, choices, labels)
 
     def _names_of_integers(self) -> list[str]:
         """Returns the numbers from 0 to the largest label as class names. Reads all labels."""
@@ -214,14 +212,12 @@ class TfdsSource(Source):
         shard_by_record = chosen is not None or len(files) < shards
         if not shard_by_record:
             files = files[shard::shards]
-        file_slices = tf.data.Dataset.from_tensor_slices(
-            (
-                [file.filename for file in files],
-                tf.constant([file.skip for file in files], tf.int64),
-                tf.constant([_count_records(file) for file in files], tf.int64),
-                [_file_key(file.filename) for file in files],
-            )
-        )
+        slices = [
+            (file.filename, file.skip, _count_records(file), _file_key(file.filename))
+            for file in files
+        ]
+        columns = tuple(map(np.array, zip(*slices)))
+        file_slices = tf.data.Dataset.from_tensor_slices(columns)
         if seed is not None:
             file_slices = file_slices.shuffle(len(files), seed=seed, reshuffle_each_iteration=False)
         cycle_length = min(len(files), 16)
@@ -276,7 +272,6 @@ class TfdsSource(Source):
 
     def reader(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
         """See `Source`. A reference consists of a key and a serialized example."""
-        del split
         return self._parse
 
     def _example(self, serialized: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -339,6 +334,14 @@ class TfdsSource(Source):
         """Converts a list of classes to a multi-hot vector, int64 [classes]."""
         counts = tf.reduce_sum(tf.one_hot(classes, self.num_classes, dtype=tf.int64), 0)
         return tf.minimum(counts, 1)
+
+
+def _choose(
+    preferred: Sequence[str], choices: Collection[str], default: Sequence[str]
+) -> str | None:
+    """Returns the first of `preferred` that is in `choices`, the only element of `default`, or None."""
+    found = [name for name in preferred if name in choices]
+    return found[0] if found else default[0] if len(default) == 1 else None
 
 
 def _file_key(filename: str) -> int:
