@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 import tifffile
-from PIL import ExifTags, Image, PngImagePlugin, TiffImagePlugin
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin, TiffImagePlugin
 
 from config import DEFAULT_CONVERSION, Conversion
 from runtime import progress
@@ -51,16 +51,7 @@ logging.getLogger("PIL").setLevel(logging.CRITICAL)  # Errors are reported as `U
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)
 # Some programs store long texts in PNG files.
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
-# Exif orientation -> Pillow's method that makes the image upright.
-_TRANSPOSITIONS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_ROTATED = range(2, 9)  # Exif orientations of images that must be rotated or mirrored
 _JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers of segments with the image size
 # First two bytes of a file -> marker that its last `_END_BYTES` bytes contain.
 _END_MARKERS, _END_BYTES = {b"\xff\xd8": b"\xff\xd9", b"\x89P": b"IEND"}, 64
@@ -154,7 +145,7 @@ def search(root: str | os.PathLike[str]) -> Search:
       UserError: a directory cannot be read.
     """
     # A link to a directory that contains `root` is part of a cycle.
-    visited = {str(parent) for parent in pathlib.Path(root).resolve().parents}
+    visited = set(map(str, pathlib.Path(root).resolve().parents))
     others, runs = collections.Counter(), []
 
     def visit(path):
@@ -185,9 +176,10 @@ def search(root: str | os.PathLike[str]) -> Search:
             if name.startswith(".") or name in _IGNORED_FOLDERS:
                 continue
             folder = visit(os.path.join(path, name))
-            if folder is not None:
-                is_empty = not (folder.images or folder.folders)
-                (empty if is_empty else folders).append(name if is_empty else folder)
+            if folder and (folder.images or folder.folders):
+                folders.append(folder)
+            elif folder:
+                empty.append(name)
         return Folder(path, images, folders, empty)
 
     folder = visit("")
@@ -224,7 +216,7 @@ def load(path: tf.Tensor, conversion: Conversion = DEFAULT_CONVERSION) -> tf.Ten
 
     def convert_array(array):
         # `array` is a 0-dimensional array in eager mode, and bytes in a graph.
-        return convert(array.item() if isinstance(array, np.ndarray) else array, conversion)
+        return convert(np.asarray(array, object).item(), conversion)
 
     return tf.cond(
         (tf.io.is_jpeg(content) | is_png) & ~has_metadata & (not conversion.bands),
@@ -248,29 +240,27 @@ def convert(content: bytes, conversion: Conversion = DEFAULT_CONVERSION) -> byte
     """
     with _opened(content) as image:
         values = _read_values(image, content, conversion)
-        is_tiff_page = isinstance(image, tifffile.TiffPage)
-        method = _TRANSPOSITIONS.get(
-            image.tags.valueof(ExifTags.Base.Orientation) if is_tiff_page else _orientation(image)
-        )
-        if (
-            values is None
-            and method is None
-            and image.format in ("JPEG", "MPO", "PNG")
-            and not image.has_transparency_data
-        ):
-            return content
         if values is None:
+            if (
+                _orientation(image) not in _ROTATED
+                and image.format in ("JPEG", "MPO", "PNG")
+                and not image.has_transparency_data
+            ):
+                return content
             # Some of Pillow's decoders rotate the image and then remove the orientation tag.
             image.load()
-            method = _TRANSPOSITIONS.get(_orientation(image))
-        rgb, bitmap = to_rgb(image) if values is None else _scale(values, conversion), io.BytesIO()
-        (rgb if method is None else rgb.transpose(method)).save(bitmap, "BMP")
+            rgb = to_rgb(image)
+        else:
+            rgb = _scale(values, conversion)
+        rgb.info = {}  # Malformed metadata would cause an error.
+        rgb.getexif()[ExifTags.Base.Orientation] = _orientation(image)
+        ImageOps.exif_transpose(rgb, in_place=True)
+        bitmap = io.BytesIO()
+        rgb.save(bitmap, "BMP")
         return bitmap.getvalue()
 
 
-def largest_values(
-    content: bytes, conversion: Conversion = DEFAULT_CONVERSION
-) -> tuple[float, float]:
+def largest_values(content: bytes, conversion: Conversion) -> tuple[float, float]:
     """Returns the largest absolute value in an image, and that of its type; 0 and 0 for images with at most 8 bits.
 
     Raises `UnusableImage`; see `convert`.
@@ -337,8 +327,7 @@ def _read_values(image: Any, content: bytes, conversion: Conversion) -> _Values 
     is_signed = np.ravel(tags.get(TiffImagePlugin.SAMPLEFORMAT, 1))[0] == 2
     is_inverted = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
     is_rgb = has_opacity = False
-    is_tiff = isinstance(image, tifffile.TiffPage) or len(bits) > 1
-    if isinstance(image, tifffile.TiffPage) or is_tiff and (bits.max() > 8 or bands):
+    if isinstance(image, tifffile.TiffPage) or (len(bits) > 1 and (bits.max() > 8 or bands)):
         page = tifffile.TiffFile(io.BytesIO(content)).pages.first
         if page.photometric == tifffile.PHOTOMETRIC.SEPARATED:
             raise UnusableImage("CMYK with more than 8 bits")
@@ -405,10 +394,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return background
 
 
-def _orientation(image: Image.Image) -> int | None:
+def _orientation(image: Any) -> int | None:
     """Returns the Exif orientation of an image, or None if the orientation is not specified."""
+    is_tiff_page = isinstance(image, tifffile.TiffPage)
     try:
-        return image.getexif().get(ExifTags.Base.Orientation)
+        tag = image.tags.valueof if is_tiff_page else image.getexif().get
+        return tag(ExifTags.Base.Orientation)
     except Exception:
         # Pillow raises exceptions of many types for malformed Exif data, which other programs
         # ignore.
