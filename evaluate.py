@@ -118,16 +118,15 @@ def eval_batches(
     """
     replicas = strategy.num_replicas_in_sync
     size = data.eval_batch_size(config, source, split, replicas)
-    limit = config.eval_steps if split == config.eval_split and config.eval_steps else -1
 
     def build(context, replicas_here):
         def add_positions(batch_index, batch):
             rows = batch_index * size + tf.range(size, dtype=tf.int64)
             return (*batch, rows * context.num_input_pipelines + context.input_pipeline_id)
 
-        batches = data.build_eval_dataset(config, source, split, size, context, replicas_here).take(
-            limit * replicas_here if limit > 0 else -1
-        )
+        batches = data.build_eval_dataset(config, source, split, size, context, replicas_here)
+        if split == config.eval_split and config.eval_steps:
+            batches = batches.take(config.eval_steps * replicas_here)
         return batches.enumerate().map(add_positions)
 
     return data.distribute(strategy, build)
@@ -173,7 +172,7 @@ def results_dir(config: Config) -> str:
     )
 
 
-class Evaluator:
+class Evaluator(contextlib.ExitStack):
     """Evaluator for one model whose weights may change between calls.
 
     Tracing functions, building data sets and opening the TensorBoard writer each happen only once,
@@ -197,6 +196,7 @@ class Evaluator:
             `--model_dir`.
           head_names: class names of the linear head. None: the data set's class names.
         """
+        super().__init__()
         config, source, strategy = context.config, context.source, context.strategy
         self._context, self._model = context, model
         self._config, self._source, self._strategy = config, source, strategy
@@ -208,34 +208,20 @@ class Evaluator:
         self._head_names = head_names or source.class_names
         self._weights = weights_flag or f"--model_dir={config.model_dir}"
         self._batches = {}  # split -> distributed dataset
-        self._writer: tf.summary.SummaryWriter | None = None
+
         # results for the untrained encoder and raw pixels, the same for all checkpoints
         self._baselines: dict[str, float] | None = None
-        self._untrained_contrastive: dict[str, float] | None = None
         self._logits = features.compile_function(
             strategy, lambda images: model(images, training=False)["logits_sup"]
         )
-        self._encoders = {"": features.compile_function(strategy, features.encoder_function(model))}
+        encoders = {"": features.encoder_function(model)}
         if config.eval_projections:
-            self._encoders["/projections"] = features.compile_function(
-                strategy, features.projection_function(model)
-            )
+            encoders["/projections"] = features.projection_function(model)
+        self._encoders = self._compile(encoders)
         # the batches of view pairs; each batch is divided into parts
         self._parts: tf.data.Dataset | None = None
         self._embed_views = self._compile_views(model)
         self._losses = tf.function(self._contrastive_losses, autograph=False)
-
-    def __enter__(self) -> Evaluator:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the TensorBoard writer."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
 
     def evaluate_and_write(
         self, step: int, complete: bool = True, weights: str | None = None
@@ -291,7 +277,7 @@ class Evaluator:
                         console.log(f"evaluating step {step}: {description}")
                     results.update(self._finite(protocol(step), step))
         except BaseException:
-            path = os.path.join(results_dir(self._config), f"result_{step}.json")
+            path = self._path(f"result_{step}.json")
             has_results = results.keys() - {"global_step", computed_from.KEY, REGULARIZATION}
             if self._is_chief and has_results and not storage.is_file(path):
                 self._check()
@@ -307,6 +293,10 @@ class Evaluator:
             self._keep_best(step, own_results if complete else {})
         return results
 
+    def _path(self, name: str) -> str:
+        """Returns the path of a file or directory with results."""
+        return os.path.join(results_dir(self._config), name)
+
     def _read_results(self, step: int, record: dict) -> tuple[dict[str, Any], set[str]]:
         """Returns earlier results of the same weights, data and settings, and the protocols to run.
 
@@ -315,7 +305,7 @@ class Evaluator:
           record: see `computed_from.describe`. The earlier protocols are added to it.
         """
         config, names = self._config, set(self._protocol_names)
-        path = os.path.join(results_dir(config), f"result_{step}.json")
+        path = self._path(f"result_{step}.json")
         results = (storage.read_json(path) or {}) if self._is_chief else {}
         earlier = results.get(computed_from.KEY, {})
         if {**earlier, "eval_protocol": config.eval_protocol} != record:
@@ -353,10 +343,15 @@ class Evaluator:
     def _write(self, step: int, results: dict[str, float]) -> None:
         self._check()
         write_results(results_dir(self._config), step, results)
-        if self._writer is None:
-            self._writer = storage.event_writer(os.path.join(results_dir(self._config), "eval"))
         scalars = {key: value for key, value in results.items() if isinstance(value, float)}
         storage.write_scalars(self._writer, step, scalars)
+
+    @functools.cached_property
+    def _writer(self) -> tf.summary.SummaryWriter:
+        """The writer of TensorBoard events, which the exit stack closes."""
+        writer = storage.event_writer(self._path("eval"))
+        self.callback(writer.close)
+        return writer
 
     def _keep_best(self, step: int, results: dict[str, Any]) -> None:
         """Saves the weights to model_dir/best if their accuracy is the highest so far."""
@@ -365,7 +360,7 @@ class Evaluator:
                 stack.enter_context(
                     lock.Lock(results_dir(self._config), name=lock.EXPORT, wait=True)
                 )
-                directory = os.path.join(results_dir(self._config), "best")
+                directory = self._path("best")
                 if not os.path.islink(directory):
                     checkpoint_files.remove_unfinished(directory)
             else:  # All workers must take part in saving.
@@ -447,16 +442,11 @@ class Evaluator:
                 others["paths"] = others["paths"][np.array(self._head_columns)[labels] >= 0]
             labels, logits = metrics.map_labels(labels, logits, self._head_columns)
         if self._is_chief:
-            directory = results_dir(config)
             if config.save_predictions:
-                storage.write_arrays(
-                    os.path.join(directory, f"predictions_{step}.npz"),
-                    labels=labels,
-                    logits=logits,
-                    **others,
-                )
+                path = self._path(f"predictions_{step}.npz")
+                storage.write_arrays(path, labels=labels, logits=logits, **others)
             if labels.ndim == 1:
-                confusion.report(directory, step, labels, logits, self._head_names)
+                confusion.report(results_dir(config), step, labels, logits, self._head_names)
         return metrics.linear_results(labels, logits)
 
     def contrastive(self, step: int) -> dict[str, float]:
@@ -467,19 +457,21 @@ class Evaluator:
         """
         results, h, z = self._compare_views(self._embed_views)
         self._finite(results, step)
-        if self._untrained_contrastive is None:
-            untrained, *_ = self._compare_views(self._compile_views(self._untrained_model()))
-            self._untrained_contrastive = {
-                key + metrics.UNTRAINED: untrained[key]
-                for key in (metrics.CONTRAST_LOSS, metrics.CONTRAST_ACCURACY)
-            }
         levels = metrics.chance_levels(self._config, int(results[metrics.CONTRAST_BATCH]))
         chance = {f"eval/{name}{metrics.CHANCE}": value for name, value in levels.items()}
         return {**results, **self._untrained_contrastive, **chance, **diagnostics.diagnose(h, z)}
 
+    @functools.cached_property
+    def _untrained_contrastive(self) -> dict[str, float]:
+        """The contrastive loss and accuracy of the untrained network, which are the same for all checkpoints."""
+        results, *_ = self._compare_views(self._compile_views(self._untrained_model()))
+        return {
+            key + metrics.UNTRAINED: results[key]
+            for key in (metrics.CONTRAST_LOSS, metrics.CONTRAST_ACCURACY)
+        }
+
     def _compile_views(self, model: keras.Model) -> Callable:
-        function = functools.partial(self._outputs_of_views, model)
-        return tf.function(function, autograph=False)
+        return tf.function(functools.partial(self._outputs_of_views, model), autograph=False)
 
     def _compare_views(
         self, embed_views: Callable
@@ -509,8 +501,7 @@ class Evaluator:
         for batch_index in range(num_batches):
             index = tf.constant(batch_index, tf.int64)
             outputs = []
-            for row in range(0, size, _EMBEDDED_ROWS):
-                images, labels = next(parts)
+            for row, (images, labels) in zip(range(0, size, _EMBEDDED_ROWS), parts):
                 outputs.append((*embed_views(images, index, tf.constant(row)), labels))
             h, z, labels = zip(*outputs)
             h, z = tf.concat(h, 1), tf.concat(z, 1)
@@ -549,7 +540,11 @@ class Evaluator:
         results = self._probe(self._encoders, step)
         if self._config.eval_baselines:
             if self._baselines is None:
-                self._baselines = self._probe(self._baseline_functions(), step)
+                functions = {
+                    metrics.UNTRAINED: features.encoder_function(self._untrained_model()),
+                    _RAW: features.pixels_function(_RAW_PIXELS),
+                }
+                self._baselines = self._probe(self._compile(functions), step)
             results.update(self._baselines)
         return results
 
@@ -560,11 +555,7 @@ class Evaluator:
         with self._strategy.scope():
             return model_lib.build_model(self._config, self._source.num_classes)
 
-    def _baseline_functions(self) -> dict[str, Callable]:
-        functions = {
-            metrics.UNTRAINED: features.encoder_function(self._untrained_model()),
-            _RAW: features.pixels_function(_RAW_PIXELS),
-        }
+    def _compile(self, functions: dict[str, Callable]) -> dict[str, Callable]:
         return {
             suffix: features.compile_function(self._strategy, function)
             for suffix, function in functions.items()
@@ -625,7 +616,7 @@ def evaluate_and_write(context: RunContext, model: model_lib.Model, step: int) -
         return evaluator.evaluate_and_write(step)
 
 
-def wait_for_run(model_dir: str, timeout: float, only_if_locked: bool = False) -> None:
+def wait_for_run(model_dir: str, timeout: float, only_if_locked: bool) -> None:
     """Waits until a run has started in `model_dir`, so that its settings can be read. Logs that it waits.
 
     Args:
@@ -656,7 +647,12 @@ def wait_for_run(model_dir: str, timeout: float, only_if_locked: bool = False) -
             is_logged = True
         if timeout and seconds_waited() > timeout:
             return
-        time.sleep(min(_POLL_SECONDS, timeout / 10) if timeout else _POLL_SECONDS)
+        _sleep(timeout)
+
+
+def _sleep(timeout: float) -> None:
+    """Waits for the time between two checks for new files. 0: no timeout."""
+    time.sleep(min(_POLL_SECONDS, timeout / 10) if timeout else _POLL_SECONDS)
 
 
 def new_checkpoints(
@@ -689,7 +685,7 @@ def new_checkpoints(
             )
             return
         if not new_steps:
-            time.sleep(min(_POLL_SECONDS, timeout / 10) if timeout else _POLL_SECONDS)
+            _sleep(timeout)
 
 
 def _required_parts(config: Config, source: Source) -> tuple[str, ...]:
