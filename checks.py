@@ -70,7 +70,8 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     names |= set(settings_with("of_run")) if is_eval else set()
     names |= set(settings_with("data_of_run")) if is_eval and "dataset" not in given else set()
     for name in ("resnet_depth", "width_multiplier"):
-        flag, value = as_flag(name, getattr(config, name)), getattr(config, name)
+        value = getattr(config, name)
+        flag = as_flag(name, value)
         if name in given and network.get(name, value) != value:
             raise UserError(
                 f"{flag}: the network in {recorded.network_path} has"
@@ -184,7 +185,9 @@ def complete(
         )
     if config.white_level == "auto":
         # A resumed run keeps its value.
-        white_level = settings.get("white_level") or image_checks.find_white_level(config, source)
+        white_level = settings.get("white_level") or image_checks.find_white_level(
+            source, config.train_split
+        )
         config = config.replace(white_level=white_level)
         lines.append(f"white_level: {white_level or 'not used, because the images have 8 bits'}")
     if config.seed is None:

@@ -34,7 +34,7 @@ def open_source(config: config_lib.Config) -> Source:
     """
     source = datasets.open_configured(config)
     if config.white_level == "auto":
-        white_level = image_checks.find_white_level(config, source)
+        white_level = image_checks.find_white_level(source, config.train_split)
         source.conversion = config.replace(white_level=white_level).conversion
     image_checks.check_images(config, source)
     return source

@@ -96,9 +96,9 @@ def _find_unusable(config: Config, source: FileSource) -> dict[str, str]:
     return unusable
 
 
-def find_white_level(config: Config, source: Source) -> str | None:
+def find_white_level(source: Source, train_split: str) -> str | None:
     """Returns the value of `--white_level` for the images of the training split, or None if all have 8 bits."""
-    largest, _ = source.largest_values(config.train_split, _MAX_SAMPLE)
+    largest, _ = source.largest_values(train_split, _MAX_SAMPLE)
     return f"{largest:g}" if largest else None
 
 

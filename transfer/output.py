@@ -155,8 +155,7 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
         source = datasets.open_configured(config)
     task = _adapt_splits(task, source, arguments)
     if config.white_level == "auto":
-        split = config.replace(train_split=task.train)
-        config = config.replace(white_level=image_checks.find_white_level(split, source))
+        config = config.replace(white_level=image_checks.find_white_level(source, task.train))
         source.conversion = config.conversion
     if source.num_classes is None:
         raise UserError(
