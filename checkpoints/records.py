@@ -83,7 +83,7 @@ def machine() -> str:
     return ", ".join(
         [
             processor,
-            "1 core" if cores == 1 else f"{cores} cores",
+            f"{cores} core{'s' * (cores > 1)}",
             *(f"{count} x {name}" for name, count in sorted(counts.items())),
         ]
     )

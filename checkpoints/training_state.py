@@ -125,8 +125,14 @@ class TrainingState:
             f"{flag}: {name} was written with a different optimizer or different frozen blocks."
             " Pass the flags of the run that wrote it, or choose another directory."
         )
+        key_of = {variable.ref(): key for key, variable in variables.items()}
+        slot_keys = {
+            f"{key_of[variable.ref()]}{SLOT}optimizer/{slot}{SUFFIX}"
+            for variable in self.model.trainable_variables
+            for slot in self.optimizer.get_slot_names()
+        }
         keys = tf.train.load_checkpoint(path).get_variable_to_shape_map()
-        if self._slot_keys(variables) != {key for key in keys if SLOT in key}:
+        if slot_keys != {key for key in keys if SLOT in key}:
             raise mismatch
         status = self._checkpoint.restore(path)
         has_loss_scale = any(key.startswith("optimizer/loss_scale/") for key in keys)
@@ -138,11 +144,3 @@ class TrainingState:
             status.assert_consumed()
         except AssertionError as error:
             raise mismatch from error
-
-    def _slot_keys(self, variables: dict[str, tf.Variable]) -> set[str]:
-        key_of = {variable.ref(): key for key, variable in variables.items()}
-        return {
-            f"{key_of[variable.ref()]}{SLOT}optimizer/{slot}{SUFFIX}"
-            for variable in self.model.trainable_variables
-            for slot in self.optimizer.get_slot_names()
-        }

@@ -88,8 +88,8 @@ class Block(nn.Module):
         stride: int,
         bottleneck: bool,
         project: bool,
-        sk_ratio: float = 0.0,
-        se_ratio: float = 0.0,
+        sk_ratio: float,
+        se_ratio: float,
     ):
         """Creates a block whose shortcut is a projection, if `project` is True, or the identity.
 

@@ -9,7 +9,6 @@ import dataclasses
 import io
 import itertools
 import os
-import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -219,13 +218,13 @@ def _compute_vectors(
 
 def _read_vectors(path: str, names: Mapping[str, str]) -> _Encoded:
     """Returns the values of `_compute_vectors`, with vectors from a .npz file."""
-    flag = f"--vectors={path}"
+    flag, file = f"--vectors={path}", check_path("vectors", path, allow_patterns=True)
     try:
-        with np.load(check_path("vectors", path, allow_patterns=True)) as content:
+        with np.load(file) as content:
             files, vectors = content["files"], content["vectors"].astype(np.float32)
         if vectors.ndim != 2 or files.shape != vectors.shape[:1]:
             raise ValueError(f"shapes {files.shape} and {vectors.shape}")
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # Corrupt archives raise errors from zlib, zipfile or NumPy.
         raise UserError(
             f"{flag}: the arrays `files` [n] and `vectors` [n, d] cannot be read"
             f" ({first_line(error)}). Write the file with `python -m inference embed ..."
@@ -260,7 +259,7 @@ def _find_queries(queries: Iterable[str], names: Mapping[str, str]) -> list[str]
                 " name relative to the folder."
             )
         found.append(path)
-    return list(dict.fromkeys(found))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ page
@@ -301,16 +300,13 @@ def write_page(
     count = len(vectors)
     on_map = np.sort(random.choice(count, min(_MAX_MAP_IMAGES, count), replace=False))
     chosen = np.sort(random.choice(on_map, min(_NUM_QUERIES, count), replace=False)).tolist()
-    console.log(f"searching for the neighbors of {count:,} images")
-    signals.safe_point(storage.NOTHING_WRITTEN)
+    _begin(f"searching for the neighbors of {count:,} images")
     neighbors = similarity.search(vectors, _NUM_PAIRS, threshold)
     voters = neighbors.similarities[:, :KNN_NEIGHBORS]
     scores = voters.mean(1) if count > 1 else np.ones(1)
-    console.log("clustering the images")
-    signals.safe_point(storage.NOTHING_WRITTEN)
+    _begin("clustering the images")
     clusters = analysis.find_clusters(vectors, num_clusters, seed, _NUM_TYPICAL)
-    console.log("drawing the map")
-    signals.safe_point(storage.NOTHING_WRITTEN)
+    _begin("drawing the map")
     map_side = _THUMBNAIL_SIDE if len(on_map) <= 500 else _MAP_SIDE
     on_map_images = dict(zip(on_map.tolist(), _load_thumbnails(images, on_map, map_side)))
     page = dict(
@@ -370,6 +366,12 @@ def write_page(
     )
 
 
+def _begin(description: str) -> None:
+    """Logs the description of the next part of the work. A signal that arrived before stops the program."""
+    console.log(description)
+    signals.safe_point(storage.NOTHING_WRITTEN)
+
+
 def _most_common(classes: Sequence[str] | None, selected: np.ndarray) -> tuple[str, float] | None:
     """Returns the most common class of the selected images and its relative frequency, or None without classes."""
     if classes is None:
@@ -391,7 +393,10 @@ def _map(
         names, groups = np.unique(images.classes, return_inverse=True)
     order = np.argsort(-np.bincount(groups), kind="stable")  # The largest group is first.
     texts = [
-        images.names[row] + ("" if images.classes else f" ({names[groups[row]]})") for row in rows
+        console.printable_name(
+            images.names[row] + ("" if images.classes else f" ({names[groups[row]]})")
+        )
+        for row in rows
     ]
     return dict(
         method=method,
@@ -400,7 +405,7 @@ def _map(
         colors=np.argsort(order)[groups[rows]].clip(max=_MAX_COLORS),
         names=[names[group] for group in order[:_MAX_COLORS]],
         num_others=max(0, len(names) - _MAX_COLORS),
-        texts=[console.printable_name(text) for text in texts],
+        texts=texts,
     )
 
 
@@ -470,7 +475,7 @@ def _pixel_neighbors(
 
 def _render(page: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__))),
+        loader=jinja2.PackageLoader("inference", ""),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

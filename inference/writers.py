@@ -60,7 +60,6 @@ def _npz_writer(path: str, name: str) -> Iterator[Add]:
 @contextlib.contextmanager
 def _csv_writer(path: str, name: str) -> Iterator[Add]:
     """Writes one line per image, and quotes cells that a spreadsheet would evaluate as formulas."""
-    del name
     with open(path, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
 

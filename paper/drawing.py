@@ -484,11 +484,9 @@ def parameters(csv: str, out: str) -> str:
     Rows that differ only in their accuracies, such as those of runs with several seeds, are
     averaged. Error bars show the sample standard deviation.
     """
-    return _parameters_figure(_read_parameters(csv), out, "parameters")
-
-
-def _read_parameters(path: str) -> pd.DataFrame:
-    return read_csv(path, _PARAMETER_COLUMNS, numeric=("million parameters", "accuracy"))
+    return _parameters_figure(
+        read_csv(csv, _PARAMETER_COLUMNS, ("million parameters", "accuracy")), out, "parameters"
+    )
 
 
 def methods(csv: str | None, out: str) -> str:
@@ -517,7 +515,7 @@ def methods(csv: str | None, out: str) -> str:
     )
     tables = [pd.DataFrame(rows, columns=_PARAMETER_COLUMNS)]
     if csv:
-        ours = _read_parameters(csv)
+        ours = read_csv(csv, _PARAMETER_COLUMNS, ("million parameters", "accuracy"))
         tables.append(ours.assign(group=ours["group"] + ", ours"))
     return _parameters_figure(pd.concat(tables), out, "methods")
 

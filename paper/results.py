@@ -80,8 +80,11 @@ def read_records(runner: Runner) -> dict[str, Record]:
     Raises:
       UserError: a record is corrupt.
     """
-    records = {entry.name: Record.read(entry.path) for entry in os.scandir(runner.folder)}
-    return {name: record for name, record in records.items() if record}
+    return {
+        entry.name: record
+        for entry in os.scandir(runner.folder)
+        if (record := Record.read(entry.path))
+    }
 
 
 def find_results(name: str, runner: Runner, records: dict[str, Record]) -> list[Result]:

@@ -159,7 +159,11 @@ def _run(names: list[str], runner: runner_lib.Runner, num_seeds: int, only: Sequ
     # Invalid flags are reported before the first run starts.
     runs, durations = _checked_runs(names, runner, num_seeds, only), []
     files = {runner.record_path(run) for _, run in runs}
-    left = sum(not os.path.exists(file) for file in files)
+
+    def count_left():
+        return sum(not os.path.exists(file) for file in files)
+
+    left = count_left()
     console.log(f"{len(runs)} runs, {left} to execute, in {runner.folder}")
     for index, (name, run, record) in enumerate(runner.run_all(runs), 1):
         accuracy = runner_lib.accuracy(record.results)
@@ -168,7 +172,7 @@ def _run(names: list[str], runner: runner_lib.Runner, num_seeds: int, only: Sequ
             f"{index}/{len(runs)}  {name}, {run.label}: {'diverged' if record.diverged else result}"
             f" ({console.format_duration(record.seconds)}, {runner.directory_name(run)})"
         )
-        before, left = left, sum(not os.path.exists(file) for file in files)
+        before, left = left, count_left()
         if 0 < left < before:
             durations.append(record.seconds)
             seconds = left * statistics.mean(durations)

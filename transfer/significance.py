@@ -71,7 +71,7 @@ def run_compare(arguments: argparse.Namespace) -> None:
     (labels, scores), (other_labels, other_scores) = (
         output.read_predictions(path) for path in (arguments.first, arguments.second)
     )
-    if labels.shape != other_labels.shape or (labels != other_labels).any():
+    if not np.array_equal(labels, other_labels):
         raise UserError(
             f"{arguments.first}, {arguments.second}: the predictions are for different examples."
             " Evaluate both models on the same split."
