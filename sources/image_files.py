@@ -417,7 +417,7 @@ def checked_content(path: str) -> Iterator[bytes]:
     bounds memory use regardless of the number of threads.
 
     Args:
-      path: a local path or a gs:// path.
+      path: a local path.
 
     Raises:
       UnusableImage: the file is not a usable image.
@@ -432,9 +432,9 @@ def checked_content(path: str) -> Iterator[bytes]:
         if size > _LARGE_BYTES:
             stack.enter_context(_large_image_lock)
         try:
-            with (tf.io.gfile.GFile if "://" in path else open)(path, "rb") as file:
+            with open(path, "rb") as file:
                 content = file.read()
-        except (OSError, tf.errors.OpError) as error:
+        except OSError as error:
             raise _unreadable(path, error) from error
         pixels = _count_pixels(io.BytesIO(content))
         if pixels > MAX_PIXELS:
@@ -501,16 +501,11 @@ def map_paths(function: Callable[[str], _T], paths: list[str]) -> Generator[_T, 
 def _file_size(path: str) -> int:
     try:
         path.encode()
-        if "://" in path:
-            return tf.io.gfile.stat(path).length
         status = os.stat(path)
     except UnicodeEncodeError as error:
         raise UnusableImage("file name is not UTF-8") from error
-    except (OSError, tf.errors.OpError) as error:
-        if isinstance(error, tf.errors.NotFoundError) or getattr(error, "errno", None) in (
-            errno.ENOENT,
-            errno.ELOOP,
-        ):
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
             raise UnusableImage("broken link" if os.path.islink(path) else "missing") from error
         raise _unreadable(path, error) from error
     if not stat.S_ISREG(status.st_mode):
@@ -560,9 +555,8 @@ def _count_pixels(file: IO[bytes]) -> int:
         raise UnusableImage("not an image that Pillow can read") from error
 
 
-def _unreadable(path: str, error: Exception) -> UserError:
+def _unreadable(path: str, error: OSError) -> UserError:
     return UserError(
-        f"{path}: the file or directory cannot be read"
-        f" ({getattr(error, 'strerror', None) or first_line(error)}). Fix the cause, and run the"
-        " same command again."
+        f"{path}: the file or directory cannot be read ({error.strerror or first_line(error)}). Fix"
+        " the cause, and run the same command again."
     )
