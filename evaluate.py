@@ -208,7 +208,6 @@ class Evaluator(contextlib.ExitStack):
         self._head_names = head_names or source.class_names
         self._weights = weights_flag or f"--model_dir={config.model_dir}"
         self._batches = {}  # split -> distributed dataset
-
         # results for the untrained encoder and raw pixels, the same for all checkpoints
         self._baselines: dict[str, float] | None = None
         self._logits = features.compile_function(

@@ -105,6 +105,8 @@ def graph_cost(graph: tf.Graph, compiled: Callable, device: str = "") -> Cost:
         if is_small and constants.issuperset(inputs) and not operation.op_def.is_stateful:
             constants.update(outputs)
             continue
+        if not operation.device.endswith(device):
+            continue
         cost = Cost()
         for attribute in operation.node_def.attr.values():
             if attribute.func.name:
@@ -118,7 +120,7 @@ def graph_cost(graph: tf.Graph, compiled: Callable, device: str = "") -> Cost:
         if not cost and _has_kernel(operation):
             cost.update(kernels=1, bytes=sum(map(_bytes, {**inputs, **outputs}.values())))
             cost["all-reduces"] = operation.type.startswith("CollectiveReduce")
-        if cost and operation.device.endswith(device):
+        if cost:
             sizes.update((name, _bytes(tensor)) for name, tensor in outputs.items())
             changes[index] += sum(map(sizes.get, outputs)) + cost["temporary"]
             changes[index + 1] -= cost.pop("temporary", 0)
@@ -142,7 +144,7 @@ def _bytes(tensor: tf.Tensor) -> int:
 
 
 def start_compiler(graph: tf.Graph, replicas: int, *target: str) -> Callable:
-    """Starts `xla_compile` for a target, and returns a function for `graph_cost` that compiles equal functions once.
+    """Starts `xla_compile` for a target, and returns a function for `graph_cost` that compiles each function once.
 
     The function's results also contain the `total` memory. Functions may take variables after other
     arguments, if `graph` contains the operation that calls them.
@@ -161,8 +163,7 @@ def start_compiler(graph: tf.Graph, replicas: int, *target: str) -> Callable:
         name = function.definition.signature.name
         inputs = [tensor for tensor in operation.inputs if tensor.dtype != tf.resource]
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs]
-        key = str(specs) + str(function.definition).replace(name, "")
-        if key not in costs:
+        if name not in costs:
             module = pathlib.Path(directory.name, "module")
             module.write_bytes(
                 context.context().get_compiler_ir(
@@ -180,8 +181,8 @@ def start_compiler(graph: tf.Graph, replicas: int, *target: str) -> Callable:
             )
             print(module, replicas, file=process.stdin, flush=True)
             memory = json.loads(process.stdout.readline())
-            costs[key] = hlo_cost(module.with_suffix(".txt").read_text()) + Cost(memory)
-        return costs[key]
+            costs[name] = hlo_cost(module.with_suffix(".txt").read_text()) + Cost(memory)
+        return costs[name]
 
     return compiled
 

@@ -259,7 +259,7 @@ def _find_queries(queries: Iterable[str], names: Mapping[str, str]) -> list[str]
                 " name relative to the folder."
             )
         found.append(path)
-    return found
+    return list(dict.fromkeys(found))
 
 
 # ------------------------------------------------------------------------------------------------------------ page

@@ -210,9 +210,7 @@ def load(path: tf.Tensor, conversion: Conversion = DEFAULT_CONVERSION) -> tf.Ten
     content = tf.io.read_file(path)
     # At most 8 bits, and gray, RGB or a palette; the rest of the header may have any value.
     is_png = tf.strings.regex_full_match(content, r"\x89PNG\C{20}[\x01-\x08][\x00\x02\x03]\C*")
-    # Searching for a single literal is faster, and TensorFlow has no other search in strings.
-    pattern = tf.where(is_png, "Exif|eXIf|tRNS", "Exif")
-    has_metadata = content != tf.strings.regex_replace(content, pattern, "", replace_global=False)
+    has_metadata = tf.strings.regex_full_match(content, r"\C*(Exif|eXIf|tRNS)\C*")
 
     def convert_array(array):
         # `array` is a 0-dimensional array in eager mode, and bytes in a graph.
