@@ -14,6 +14,8 @@ from config import Config
 _PROCESS_BYTES = 1.3e9  # for TensorFlow and the compiled functions
 _COPIES_OF_WEIGHTS = 4  # the value, the gradient, the momentum and a temporary copy
 _COPIES_OF_IMAGES = 3  # the batch, and those that the input pipeline prepares
+# Share of the estimate that a step needs when XLA plans the memory of a TPU: 0.57 to 0.70 (see benchmarks/README.md)
+_TPU_SHARE = 0.6
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -49,7 +51,7 @@ def estimate(config: Config, parts: int = 1) -> float:
     images = config.train_batch_size * views / parts
     stored = (config.micro_batch_size or config.train_batch_size) * views / parts
     value_bytes = 4 if config.precision == "float32" else 2
-    return (
+    return (_TPU_SHARE if config.use_tpu else 1) * (
         _PROCESS_BYTES
         + 4 * weights * _COPIES_OF_WEIGHTS
         + 12 * config.image_size**2 * images * _COPIES_OF_IMAGES

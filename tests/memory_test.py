@@ -37,6 +37,23 @@ def test_estimates_are_within_25_percent_of_measurements():
         assert needed == pytest.approx(estimate, abs=0.05)
 
 
+@pytest.mark.parametrize(
+    "precision, batch, cores, compiled",  # the last in GiB, as in benchmarks/README.md
+    [
+        ("float32", 1024, 8, 14.2),
+        ("mixed_bfloat16", 1024, 8, 9.1),
+        ("mixed_bfloat16", 2048, 8, 13.8),
+        ("float32", 1024, 4, 28.0),
+        ("mixed_bfloat16", 2048, 4, 28.8),
+    ],
+)
+def test_estimates_for_tpus_are_within_20_percent_of_compiled_programs(
+    precision, batch, cores, compiled
+):
+    config = DEFAULT.replace(use_tpu=True, precision=precision, train_batch_size=batch)
+    assert memory.estimate(config, cores) == pytest.approx(compiled * 2**30, rel=0.2)
+
+
 def test_frozen_blocks_store_no_activations():
     frozen = DEFAULT.replace(train_mode="finetune", fine_tune_after_block=4)
     images = 512 * 3 * 12 * 224**2
