@@ -384,6 +384,29 @@ def pairs(csv: str, out: str) -> str:
     return save(figure, _without_deviations(rows), out, "pairs")
 
 
+def heads(csv: str, out: str) -> str:
+    """Plots accuracy by output dimension, with one bar per projection head and representation (Figure 8).
+
+    The CSV file must contain the columns `head`, `dimension` (empty without a head),
+    `representation` and `accuracy`. The optional column `logistic regression on g(h)` contains the
+    accuracies of g(h) in the same runs. Several seeds are averaged, and error bars show the sample
+    standard deviation.
+    """
+    rows = read_csv(csv, ("head", "dimension", "representation", "accuracy"), ("accuracy",))
+    projections = "logistic regression on g(h)"
+    if projections in rows and rows[projections].notna().any():
+        accuracies = pd.to_numeric(rows[projections])
+        rows = pd.concat([rows, rows.assign(accuracy=accuracies, representation="g(h)")])
+    rows["dimension"] = pd.to_numeric(rows["dimension"]).fillna(0).astype(int)
+    rows["label"] = rows["head"].replace("none", "no") + " head, " + rows["representation"]
+    rows = _average(rows.dropna(subset="accuracy"), ("label", "dimension"))
+    figure, axis = plt.subplots(figsize=(3 + rows["dimension"].nunique(), 3))
+    _grouped_bars(axis, rows, "dimension")
+    axis.set_xlabel("output dimension (0: no head)")
+    _add_legend(axis)
+    return save(figure, _without_deviations(rows), out, "heads")
+
+
 def batches(csv: str, measure: str, average: str, out: str) -> str:
     """Plots accuracy by number of epochs, with one bar per batch size (Figures 9, B.1, B.2 and B.7).
 
@@ -427,7 +450,7 @@ def _grouped_bars(axis: plt.Axes, rows: pd.DataFrame, x: str, measure: str = "ac
     Args:
       axis: Matplotlib `Axes`.
       rows: result of `_average` with the additional column `label`.
-      x: column with the numbers on the x-axis.
+      x: column with the values on the x-axis.
       measure: column with the accuracies.
     """
     means, deviations = (
@@ -484,9 +507,23 @@ def parameters(csv: str, out: str) -> str:
     Rows that differ only in their accuracies, such as those of runs with several seeds, are
     averaged. Error bars show the sample standard deviation.
     """
-    return _parameters_figure(
-        read_csv(csv, _PARAMETER_COLUMNS, ("million parameters", "accuracy")), out, "parameters"
-    )
+    rows = read_csv(csv, _PARAMETER_COLUMNS, ("million parameters", "accuracy"))
+    return _points_figure(rows, out, "parameters")
+
+
+def fine_tuning(csv: str, out: str) -> str:
+    """Plots accuracy after fine-tuning against that of linear evaluation (Figures B.5 and B.6).
+
+    The CSV file must contain the columns `start` (the pretrained network), `labels` (the fraction
+    of the labels, which determines the marker), `accuracy before` (linear evaluation) and
+    `accuracy`. Several seeds are averaged. Error bars show the sample standard deviation.
+    """
+    x, columns = "accuracy before", ["start", "labels"]
+    rows = read_csv(csv, (*columns, x, "accuracy"), (x, "accuracy"))
+    rows[x] = 100 * rows.groupby(columns)[x].transform("mean")
+    rows = rows.rename(columns=dict(zip(columns, ("network", "group"))))
+    titles = "linear evaluation: top-1 accuracy, %", "fine-tuning: top-1 accuracy, %"
+    return _points_figure(rows, out, "fine_tuning", x, titles)
 
 
 def methods(csv: str | None, out: str) -> str:
@@ -517,15 +554,24 @@ def methods(csv: str | None, out: str) -> str:
     if csv:
         ours = read_csv(csv, _PARAMETER_COLUMNS, ("million parameters", "accuracy"))
         tables.append(ours.assign(group=ours["group"] + ", ours"))
-    return _parameters_figure(pd.concat(tables), out, "methods")
+    return _points_figure(pd.concat(tables), out, "methods")
 
 
-def _parameters_figure(rows: pd.DataFrame, out: str, name: str) -> str:
-    """Plots one marker per network, labeled with its name, and saves the figure. Shortens ResNet-50 to R50."""
-    rows = _average(rows, _PARAMETER_COLUMNS[:3])
+def _points_figure(
+    rows: pd.DataFrame,
+    out: str,
+    name: str,
+    x: str = "million parameters",
+    titles: tuple[str, str] = ("encoder parameters, million", "top-1 accuracy, %"),
+) -> str:
+    """Plots accuracy against `x`, with one marker per network, labeled with its name, and saves the figure.
+
+    Shortens ResNet-50 to R50. `titles` are those of the axes.
+    """
+    rows = _average(rows, ("network", x, "group"))
     figure, axis = plt.subplots(figsize=(8, 5.5))
     for index, (group, members) in enumerate(rows.groupby("group", sort=False)):
-        points = members["million parameters"], 100 * members["accuracy"]
+        points = members[x], 100 * members["accuracy"]
         axis.scatter(
             *points,
             marker=_MARKERS[index % len(_MARKERS)],
@@ -536,15 +582,16 @@ def _parameters_figure(rows: pd.DataFrame, out: str, name: str) -> str:
         deviations = 100 * members["standard_deviation"]
         if deviations.notna().any():
             axis.errorbar(*points, deviations, fmt="none", ecolor="black", capsize=2)
-    axis.set_xscale("log")
-    axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.xaxis.set_minor_locator(ticker.NullLocator())
+    if x == "million parameters":
+        axis.set_xscale("log")
+        axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_locator(ticker.NullLocator())
     axis.margins(0.15)
-    axis.set_xlabel("encoder parameters, million")
-    axis.set_ylabel("top-1 accuracy, %")
+    axis.set_xlabel(titles[0])
+    axis.set_ylabel(titles[1])
     _add_legend(axis)
-    points = zip(rows["million parameters"], 100 * rows["accuracy"])
+    points = zip(rows[x], 100 * rows["accuracy"])
     _label_points(axis, list(zip(rows["network"].str.replace("ResNet-", "R"), points)))
     return save(figure, _without_deviations(rows), out, name)
 

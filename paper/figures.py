@@ -8,6 +8,8 @@
     python -m paper.figures pairs --csv=FILE
     python -m paper.figures batches --csv=FILE [--measure=top-5] [--average=learning_rate]
     python -m paper.figures temperatures --csv=FILE
+    python -m paper.figures heads --csv=FILE
+    python -m paper.figures fine_tuning --csv=FILE
     python -m paper.figures parameters --csv=FILE
     python -m paper.figures methods [--csv=FILE]
 
@@ -96,6 +98,17 @@ _FIGURES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {  # name -> (descr
                 ),
             ),
         ),
+    ),
+    "heads": (
+        "accuracy by projection head, output dimension and representation (Figure 8); required"
+        " columns: head, dimension, representation, accuracy; optional column: logistic regression"
+        " on g(h)",
+        dict(csv=_CSV),
+    ),
+    "fine_tuning": (
+        "accuracy after fine-tuning by linear-evaluation accuracy (Figures B.5 and B.6); required"
+        " columns: start, labels, accuracy before, accuracy",
+        dict(csv=_CSV),
     ),
     "temperatures": (
         "mean accuracy by batch size, temperature and training length (Figure B.8); required"

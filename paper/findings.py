@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import pandas as pd
 
 from paper import studies
+from transfer import tasks
 
 LEVEL = 0.95  # Level of the confidence intervals.
-# In points. For `does not show`, the interval must exclude improvements of this size or more.
+# In points. For `not replicated`, the interval must exclude improvements of this size or more.
 LARGEST_NEGLIGIBLE = 1.0
 EQUAL_WITHIN = 2.0  # Means that differ by at most this number of percentage points count as equal.
-SHOWS, DOES_NOT_SHOW, TOO_SMALL = "shows", "does not show", "too small to tell"
+REPLICATED, NOT_REPLICATED, INCONCLUSIVE = "replicated", "not replicated", "inconclusive"
 RULE = (
     f"Findings are compared with {100 * LEVEL:.0f} % confidence intervals of the differences between"
-    f' our runs, in percentage points. The result is "{SHOWS}" if the interval lies above 0, and'
-    f' "{DOES_NOT_SHOW}" if its lower limit is at most 0 and its upper limit is below'
+    f' our runs, in percentage points. The result is "{REPLICATED}" if the interval lies above 0, and'
+    f' "{NOT_REPLICATED}" if its lower limit is at most 0 and its upper limit is below'
     f" {LARGEST_NEGLIGIBLE:g} point, which excludes improvements of {LARGEST_NEGLIGIBLE:g} point or"
-    f' more. Otherwise, the difference is "{TOO_SMALL}". If the finding is that a setting does not'
-    f' matter, the result is "{SHOWS}" if the interval lies within ±{EQUAL_WITHIN:g} points, and'
-    f' "{DOES_NOT_SHOW}" if it lies entirely outside. The intervals are not adjusted for the number'
+    f' more. Otherwise, the result is "{INCONCLUSIVE}". If the finding is that a setting does not'
+    f' matter, the result is "{REPLICATED}" if the interval lies within ±{EQUAL_WITHIN:g} points, and'
+    f' "{NOT_REPLICATED}" if it lies entirely outside. The intervals are not adjusted for the number'
     " of findings."
 )
 
@@ -41,6 +42,8 @@ class Finding:
       metric: key of `_COLUMNS`.
       is_equality: whether the finding is that the means are equal.
       stated: difference stated in the paper's text, if the paper has no table with these runs.
+      compares_gaps: whether the finding compares two differences, (a - b) > (c - d). Then, `higher` is
+        (a, d) and `lower` is (b, c), and the difference is that of the sums instead of the means.
     """
 
     text: str
@@ -49,6 +52,12 @@ class Finding:
     metric: str = "accuracy"
     is_equality: bool = False
     stated: str = ""
+    compares_gaps: bool = False
+
+    @property
+    def scale(self) -> int:
+        """Number by which the difference between the two means is multiplied."""
+        return len(self.higher) if self.compares_gaps else 1
 
 
 _ON_PROJECTION = ", g(h)"
@@ -75,6 +84,12 @@ FINDINGS = {
             "crop combined with color is better than other pairs",
             ("crop color", "color crop"),
             ("crop sobel", "sobel crop", "color sobel", "sobel color"),
+        ),
+        Finding(
+            "with a single transformation, the contrastive task is easier",
+            ("crop crop", "color color", "sobel sobel"),
+            ("crop color", "color crop"),
+            "contrastive accuracy",
         ),
     ),
     "color": (
@@ -173,10 +188,19 @@ FINDINGS = {
             ("sqrt 512, 400 epochs", "sqrt 2048, 400 epochs"),
             ("sqrt 512, 100 epochs", "sqrt 2048, 100 epochs"),
         ),
+        *(
+            Finding(
+                f"larger batches are better when training is short ({text} scaling)",
+                (f"{scaling} 2048, 100 epochs",),
+                (f"{scaling} 512, 100 epochs",),
+            )
+            for scaling, text in (("linear", "linear"), ("sqrt", "square-root"))
+        ),
         Finding(
-            "larger batches are better when training is short",
-            ("linear 2048, 100 epochs", "sqrt 2048, 100 epochs"),
-            ("linear 512, 100 epochs", "sqrt 512, 100 epochs"),
+            "longer training reduces the difference between batch sizes (linear scaling)",
+            ("linear 2048, 100 epochs", "linear 512, 400 epochs"),
+            ("linear 512, 100 epochs", "linear 2048, 400 epochs"),
+            compares_gaps=True,
         ),
         Finding(
             "square-root scaling helps with small batches",
@@ -187,6 +211,18 @@ FINDINGS = {
     "networks": (
         Finding("doubling the width helps", ("ResNet-10 (2x)",), ("ResNet-10 (1x)",)),
         Finding("a deeper network is better", ("ResNet-18 (1x)",), ("ResNet-10 (1x)",)),
+        *(
+            Finding(
+                f"supervised training is ahead by more with {small} than with {large}",
+                (f"supervised {small}", large),
+                (small, f"supervised {large}"),
+                compares_gaps=True,
+            )
+            for small, large in (
+                ("ResNet-10 (1x)", "ResNet-10 (2x)"),
+                ("ResNet-50 (1x)", "ResNet-50 (4x)"),
+            )
+        ),
     ),
     "cifar_temperature": (
         Finding(
@@ -195,7 +231,41 @@ FINDINGS = {
             ("temperature 0.1, batch 1024", "temperature 0.1, batch 2048"),
         ),
     ),
-    "lengths": (Finding("longer training is better", ("400 epochs",), ("100 epochs",)),),
+    "lengths": (
+        Finding("longer training is better", ("400 epochs",), ("100 epochs",)),
+        Finding(
+            "batches above 8192 do not help",
+            ("batch 16384, 400 epochs", "batch 32768, 400 epochs"),
+            ("batch 8192, 400 epochs",),
+            is_equality=True,
+        ),
+    ),
+    "few_labels": tuple(
+        Finding(
+            f"fine-tuning on {labels} of the labels is better than training from scratch",
+            (f"ResNet-50 (1x), {labels}",),
+            (f"from scratch, ResNet-50 (1x), {labels}",),
+        )
+        for labels in ("1 %", "10 %")
+    ),
+    "few_labels_lengths": (
+        Finding(
+            "longer training helps more with 1 % of the labels than with 10 %",
+            ("400 epochs, 1 %", "100 epochs, 10 %"),
+            ("100 epochs, 1 %", "400 epochs, 10 %"),
+            compares_gaps=True,
+        ),
+    ),
+    **{
+        name: (
+            Finding(
+                "in linear evaluation, longer supervised training with more augmentation is better",
+                tuple(f"linear, supervised, {task}" for task in tasks.TASKS),
+                tuple(f"linear, supervised for 90 epochs, {task}" for task in tasks.TASKS),
+            ),
+        )
+        for name in ("transfer", "transfer_1x")
+    },
 }
 
 
@@ -213,7 +283,8 @@ class Fit:
     Attributes:
       means: mean results of the runs, in percent, indexed by the names of the runs.
       num_seeds: number of seeds.
-      degrees_of_freedom: (number of runs - 1) x (number of seeds - 1).
+      degrees_of_freedom: (number of networks - 1) x (number of seeds - 1). The results on h and on
+        g(h) are of the same network.
       deviation: standard deviation s of the noise in percentage points, with s^2 = (sum of squared
         residuals) / degrees_of_freedom, or None if there are no degrees of freedom.
     """
@@ -224,24 +295,24 @@ class Fit:
     deviation: float | None
 
     def compare(
-        self, higher: tuple[str, ...], lower: tuple[str, ...]
+        self, higher: tuple[str, ...], lower: tuple[str, ...], scale: int = 1, level: float = LEVEL
     ) -> tuple[float, float | None]:
         """Returns the difference between two means over runs, and half the width of its confidence interval, in points.
 
-        The difference is sum(w_r mean_r), where w_r is 1 / len(higher) for the runs in `higher` and
-        -1 / len(lower) for those in `lower`. Half the width is t s sqrt(sum(w_r^2) / num_seeds),
-        where t is the quantile of Student's t distribution. Half the width is None if there are no
-        degrees of freedom.
+        The difference is sum(w_r mean_r), where w_r is `scale` / len(higher) for the runs in `higher`
+        and -`scale` / len(lower) for those in `lower`. Half the width is t s sqrt(sum(w_r^2) /
+        num_seeds), where t is the quantile of Student's t distribution. Half the width is None if
+        there are no degrees of freedom.
         """
         from scipy import stats
 
-        difference = self.means[list(higher)].mean() - self.means[list(lower)].mean()
+        difference = scale * (self.means[list(higher)].mean() - self.means[list(lower)].mean())
         if self.deviation is None:
             return difference, None
-        quantile = stats.t.ppf((1 + LEVEL) / 2, self.degrees_of_freedom)
+        quantile = stats.t.ppf((1 + level) / 2, self.degrees_of_freedom)
         # The runs in `higher` and `lower` are distinct.
         variance = (1 / len(higher) + 1 / len(lower)) / self.num_seeds
-        return difference, quantile * self.deviation * np.sqrt(variance)
+        return difference, scale * quantile * self.deviation * np.sqrt(variance)
 
 
 def fit(values: pd.DataFrame, compared: tuple[str, ...]) -> Fit | None:
@@ -255,10 +326,11 @@ def fit(values: pd.DataFrame, compared: tuple[str, ...]) -> Fit | None:
       compared: names of the compared runs.
     """
     values = values[values.reindex(compared).dropna(axis=1).columns].dropna()
-    num_runs, num_seeds = values.shape
+    num_networks = len({run.removesuffix(_ON_PROJECTION) for run in values.index})
+    num_seeds = len(values.columns)
     if not num_seeds:
         return None
-    means, freedom = values.mean(axis=1), (num_runs - 1) * (num_seeds - 1)
+    means, freedom = values.mean(axis=1), (num_networks - 1) * (num_seeds - 1)
     residuals = values.sub(means, axis=0) - values.mean() + means.mean()
     deviation = float(np.sqrt((residuals**2).to_numpy().sum() / freedom)) if freedom else None
     return Fit(means, num_seeds, freedom, deviation)
@@ -268,11 +340,35 @@ def verdict(low: float, high: float, is_equality: bool = False) -> str:
     """Returns the result for a finding whose difference has the confidence interval [low, high]. See `RULE`."""
     if is_equality:
         if low >= -EQUAL_WITHIN and high <= EQUAL_WITHIN:
-            return SHOWS
-        return DOES_NOT_SHOW if low > EQUAL_WITHIN or high < -EQUAL_WITHIN else TOO_SMALL
+            return REPLICATED
+        return NOT_REPLICATED if low > EQUAL_WITHIN or high < -EQUAL_WITHIN else INCONCLUSIVE
     if low > 0:
-        return SHOWS
-    return DOES_NOT_SHOW if high < LARGEST_NEGLIGIBLE else TOO_SMALL
+        return REPLICATED
+    return NOT_REPLICATED if high < LARGEST_NEGLIGIBLE else INCONCLUSIVE
+
+
+def count_after_holm(comparisons: Iterable[Comparison]) -> int:
+    """Returns how many replicated differences remain significant after the correction of Holm (1979).
+
+    The correction bounds the probability of at least one false result among all comparisons by
+    1 - `LEVEL`. Findings of equality are not included.
+    """
+    from scipy import stats
+
+    values = []
+    for entry in comparisons:
+        if entry.low is not None and not entry.finding.is_equality:
+            freedom = entry.fit.degrees_of_freedom
+            quantile = stats.t.ppf((1 + LEVEL) / 2, freedom)
+            with np.errstate(divide="ignore"):  # Without noise, the statistic is infinite.
+                statistic = quantile * entry.difference / (entry.high - entry.difference)
+            values.append((2 * stats.t.sf(abs(statistic), freedom), statistic > 0))
+    count = 0
+    for index, (value, is_positive) in enumerate(sorted(values)):
+        if value > (1 - LEVEL) / (len(values) - index):
+            break
+        count += is_positive
+    return count
 
 
 # ------------------------------------------------------------------------------------------------------ comparisons
@@ -332,7 +428,7 @@ def _compare(
         if not all(map(len, statuses)):
             return ("not run",)
         return ("no common seed" if set(compared) <= set(values.index) else "no result",)
-    difference, half_width = model.compare(finding.higher, finding.lower)
+    difference, half_width = model.compare(finding.higher, finding.lower, finding.scale)
     if half_width is None:
         return "one seed", difference, None, None, model
     low, high = difference - half_width, difference + half_width
@@ -356,7 +452,7 @@ def paper_difference(name: str, finding: Finding) -> str:
     )
     if None in (*higher, *lower):
         return finding.stated
-    return f"{np.mean(higher) - np.mean(lower):+.1f}"
+    return f"{finding.scale * (np.mean(higher) - np.mean(lower)):+.1f}"
 
 
 def _paper_value(name: str, run_name: str, metric: str) -> float | None:

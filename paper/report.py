@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import html
 import os
 import pathlib
@@ -153,16 +154,27 @@ def overview(tables: dict[str, pd.DataFrame], scale: str) -> list[str]:
       tables: study name -> result of `results.table` with at least one row.
       scale: paper or small.
     """
-    lines = []
+    lines, compared = [], []
     for name, rows in tables.items():
         study = studies.STUDIES[name]
         title = f"{study.title} ({study.source})"
         for comparison in findings.compare(name, rows, scale):
+            compared.append(comparison)
             lines.append([title, *_finding_row(comparison)])
             title = ""
     if sum(bool(title) for title, *_ in lines) < 2:
         return []
-    return ["### Findings", _markdown_table(["study", *_FINDING_TITLES], lines)]
+    counts = collections.Counter(entry.verdict for entry in compared if entry.low is not None)
+    total = sum(map(len, findings.FINDINGS.values()))
+    return [
+        "### Findings",
+        _markdown_table(["study", *_FINDING_TITLES], lines),
+        f"Of the {total} findings of the paper that are defined here,"
+        f" {', '.join(f'{count} are {verdict}' for verdict, count in counts.items())}, and"
+        f" {total - counts.total()} have no interval, most of them because no runs were executed."
+        f" {findings.count_after_holm(compared)} of the replicated differences remain significant"
+        f" after Holm's correction for all {counts.total()} comparisons.",
+    ]
 
 
 _FINDING_TITLES = [
@@ -216,7 +228,7 @@ def section(name: str, rows: pd.DataFrame, runner: Runner, records: dict[str, Re
             _markdown_table(*table),
             drawing.accuracies(averaged, name, runner),
             *_findings(findings.compare(name, rows, runner.scale)),
-            *_correlations(name, runner, records),
+            *_correlations(name, rows),
         ]
         if not averages.empty:
             blocks += ["Mean and standard deviation over runs:", _data_markdown(averages)]
@@ -324,15 +336,15 @@ def _findings(comparisons: Sequence[findings.Comparison]) -> list[str]:
     return [f"Findings:{text}", table]
 
 
-def _correlations(name: str, runner: Runner, records: dict[str, Record]) -> list[str]:
+def _correlations(name: str, rows: pd.DataFrame) -> list[str]:
     """Returns the result of `results.correlations` as one sentence per label fraction."""
-    if name not in results.CORRELATED:
+    if name not in ("few_labels_lengths", "few_labels_networks"):
         return []
     return [
         f"Correlation of linear evaluation with fine-tuning on {row.labels} of the labels"
         f" (Appendix B.7): Pearson {row.pearson:.2f}, Spearman {row.spearman:.2f},"
         f" {row.points} points."
-        for row in results.correlations(name, runner, records).itertuples()
+        for row in results.correlations(rows).itertuples()
     ]
 
 

@@ -65,11 +65,13 @@ class Result:
       run: the run, with its seed.
       name: name of the run's directory.
       record: the run's results.
+      start: the results of the run that it starts from, or None.
     """
 
     run: studies.Run
     name: str
     record: Record
+    start: Record | None = None
 
 
 def read_records(runner: Runner) -> dict[str, Record]:
@@ -99,15 +101,19 @@ def find_results(name: str, runner: Runner, records: dict[str, Record]) -> list[
     Raises:
       UserError: the file is corrupt.
     """
-    records = _read_lines(os.path.join(runner.folder, f"{name}.jsonl")) | records
+    runs = studies.STUDIES[name].runs_at(runner.scale)
+    for study in {name, *(run.starts_from[0] for run in runs if run.starts_from)}:
+        records = _read_lines(os.path.join(runner.folder, f"{study}.jsonl")) | records
     seeds = sorted({1, *(record.settings.get("seed", 1) for record in records.values())})
     results = {}
-    for any_seed, seed in itertools.product(studies.STUDIES[name].runs_at(runner.scale), seeds):
+    for any_seed, seed in itertools.product(runs, seeds):
         run = any_seed.with_seed(seed)
         directory = runner.directory_name(run)
         # If `runner.extra` sets the seed, the directory is the same for all values of `seed`.
         if directory in records:
-            results.setdefault(directory, Result(run, directory, records[directory]))
+            key = run.starts_from
+            start = records.get(runner.directory_name(studies.find_run(key))) if key else None
+            results.setdefault(directory, Result(run, directory, records[directory], start))
     return list(results.values())
 
 
@@ -157,7 +163,7 @@ def table(name: str, results: list[Result], runner: Runner) -> pd.DataFrame:
     rows = pd.DataFrame([_row(study, result, runner) for result in results])
     if rows.empty:
         return rows
-    rows = rows.astype(dict.fromkeys((*MEASURES, "_ours", "_paper"), float))
+    rows = rows.astype(dict.fromkeys((*MEASURES, "accuracy before", "_ours", "_paper"), float))
     by_run = rows.set_index(["run", "seed"])[["_ours", "_paper"]]
     baselines = pd.MultiIndex.from_arrays([rows["run"].map(study.baseline_of), rows["seed"]])
     rows["baseline"] = baselines.get_level_values(0).where(baselines.isin(by_run.index), None)
@@ -203,6 +209,7 @@ def _row(study: studies.Study, result: Result, runner: Runner) -> dict[str, Any]
         "status": "diverged" if record.diverged else None,
         "minutes": record.seconds / 60,
         **run.plot_columns,
+        "accuracy before": result.start and runner_lib.accuracy(result.start.results),
         **{title: _PLOTTED[title](runner.config(run)) for title in study.plotted},
         "directory": result.name,
         "_ours": ours[main],
@@ -218,7 +225,15 @@ def means(rows: pd.DataFrame) -> pd.DataFrame:
     """
     groups = rows.groupby("run", sort=False)
     differences = rows.filter(like="difference")
-    averaged = {"accuracy", "minutes", "change", "_ours", *MEASURES, *differences}
+    averaged = {
+        "accuracy",
+        "accuracy before",
+        "minutes",
+        "change",
+        "_ours",
+        *MEASURES,
+        *differences,
+    }
     result = groups.agg({title: "mean" if title in averaged else "first" for title in rows})
     result["seeds"], result["deviation"] = groups.size(), groups["accuracy"].std()
     result["best"] = groups["best"].all()
@@ -288,43 +303,24 @@ def averages(name: str, rows: pd.DataFrame) -> pd.DataFrame:
     return groups.agg(**{"runs": "size", "mean": "mean", "standard deviation": "std"}).reset_index()
 
 
-CORRELATED = ("few_labels_lengths", "few_labels_networks")
-
-
-def correlations(name: str, runner: Runner, records: dict[str, Record]) -> pd.DataFrame:
+def correlations(rows: pd.DataFrame) -> pd.DataFrame:
     """Correlates linear-evaluation accuracy with fine-tuning accuracy for each label fraction (Appendix B.7).
 
     Args:
-      name: study in `CORRELATED`.
-      runner, records: see `find_results`.
+      rows: result of `table` for a study of fine-tuning, with at least one row.
 
     Returns:
       A table with one row per label fraction with at least three points: the `labels`, the number
       of `points` (accuracies averaged over seeds), and the coefficients `pearson` and `spearman`.
     """
-    runs = studies.STUDIES[name].runs_at(runner.scale)
-    accuracies = pd.DataFrame(
-        [
-            (study, result.run.name, runner_lib.accuracy(result.record.results))
-            for study in (name, runs[0].starts_from[0])
-            for result in find_results(study, runner, records)
-        ],
-        columns=["study", "run", "accuracy"],
-    ).astype({"accuracy": float})
-    means = accuracies.groupby(["study", "run"])["accuracy"].mean()
-    points = pd.DataFrame(
-        [
-            (run.plot_columns["labels"], means.get(run.starts_from), means.get((name, run.name)))
-            for run in runs
-        ],
-        columns=["labels", "linear", "tuned"],
-    ).dropna()
+    columns = ["accuracy before", "accuracy"]
+    points = rows.groupby(["labels", "run"], sort=False)[columns].mean().dropna()
     return pd.DataFrame(
         {
             "labels": labels,
             "points": len(group),
-            "pearson": group["linear"].corr(group["tuned"]),
-            "spearman": group["linear"].corr(group["tuned"], "spearman"),
+            "pearson": group.corr().iat[0, 1],
+            "spearman": group.corr("spearman").iat[0, 1],
         }
         for labels, group in points.groupby("labels", sort=False)
         if len(group) > 2

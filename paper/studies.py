@@ -193,7 +193,11 @@ def _pairs() -> list[Run]:
     return [
         Run(
             f"{first} {second}",
-            dict(augment_left=first if first == second else f"{first},{second}"),
+            dict(
+                augment_left=first if first == second else f"{first},{second}",
+                eval_protocol="linear_head,contrastive",
+            ),
+            small_flags=dict(eval_protocol="linear_head,lbfgs,contrastive"),
             plot_columns=dict(first=first, second=second),
         )
         for first, second in itertools.product(_OPERATORS, _OPERATORS)
@@ -356,16 +360,15 @@ def _heads() -> Iterator[Run]:
         )
 
 
-def _batches() -> Iterator[Run]:
+def _batches(lengths: Sequence[int] = (100, 200, 400, 800)) -> Iterator[Run]:
     """Returns the runs for Figure 9 (top-1), Figure B.1 (top-5) and Table B.1.
 
-    At the small scale, batch sizes are divided by 8, so linear and square-root scaling result in
-    the same learning rate at batch size 512 instead of 4096.
+    By default, the numbers of epochs are those in Table B.1. At the small scale, batch sizes are
+    divided by 8, so linear and square-root scaling result in the same learning rate at batch size
+    512 instead of 4096.
     """
     for (batch, row), epochs, (scaling, rate) in itertools.product(
-        _rows_by("Batch size", "table_b1").items(),
-        (100, 200, 400, 800),
-        (("linear", 0.3), ("sqrt", 0.075)),
+        _rows_by("Batch size", "table_b1").items(), lengths, (("linear", 0.3), ("sqrt", 0.075))
     ):
         small = dict(train_batch_size=batch // 8, train_epochs=epochs // 50)
         if scaling == "linear":
@@ -378,7 +381,7 @@ def _batches() -> Iterator[Run]:
                 learning_rate=rate,
                 learning_rate_scaling=scaling,
             ),
-            _top_1(row[f"{epochs}: {scaling}"]),
+            _top_1(row[key]) if (key := f"{epochs}: {scaling}") in row else {},
             small,
         )
 
@@ -436,6 +439,7 @@ def _all_labels_numbers(training: str, width: int) -> dict[str, float]:
     return numbers.get((training, _network(width)), {})
 
 
+_HUNDREDS = range(100, 1001, 100)
 _CIFAR_COLUMNS = ("temperature", "batch_size", "learning_rate", "epochs", "training")
 _CIFAR_RATES = (0.5, 1.0, 1.5)
 _CIFAR_BATCHES = (256, 512, 1024, 2048, 4096)
@@ -472,11 +476,11 @@ def _cifar_temperatures() -> list[Run]:
     ]
 
 
-def _cifar_batches() -> list[Run]:
+def _cifar_batches(lengths: Sequence[int] = _CIFAR_EPOCHS) -> list[Run]:
     """Returns the runs for Figure B.7: a grid of batch sizes, numbers of epochs and learning rates."""
     return [
         _cifar_run(f"batch {batch}, {epochs} epochs, rate {rate}", 0.5, batch, rate, epochs)
-        for batch, epochs, rate in itertools.product(_CIFAR_BATCHES, _CIFAR_EPOCHS, _CIFAR_RATES)
+        for batch, epochs, rate in itertools.product(_CIFAR_BATCHES, lengths, _CIFAR_RATES)
     ]
 
 
@@ -549,14 +553,13 @@ def _linear() -> list[Run]:
 def _linear_ways() -> list[Run]:
     """Returns the runs that compare the three methods of linear evaluation in Appendix B.6.
 
-    The result of the first run is also in Table 6. At the small scale, all three runs evaluate a
-    linear head.
+    The results with momentum, for three widths, are also in Table 6. At the small scale, all runs
+    evaluate a linear head.
     """
     recipes: dict[str, Any] = dict(
-        recipe="imagenet_linear.cfg",
-        small_recipe="study_small_labels.cfg",
-        starts_from=("linear", _network(1)),
+        recipe="imagenet_linear.cfg", small_recipe="study_small_labels.cfg"
     )
+    start = "linear", _network(1)
     small = dict(
         fine_tune_after_block=4,
         label_fraction=1.0,
@@ -565,12 +568,23 @@ def _linear_ways() -> list[Run]:
         learning_rate=0.1,
     )
     return [
-        Run("momentum", {}, _numbers_of(_simclr_rows("table_6")[1]), small, **recipes),
+        *(
+            Run(
+                "momentum" if width == 1 else f"momentum ({width}x)",
+                dict(width_multiplier=width),
+                _numbers_of(row),
+                small,
+                starts_from=("linear", _network(width)),
+                **recipes,
+            )
+            for width, row in _simclr_rows("table_6").items()
+        ),
         Run(
             "LARS",
             dict(optimizer="lars", learning_rate=0.3, warmup_epochs=10, weight_decay=1e-6),
             {},
             dict(small, learning_rate_scaling="sqrt", warmup_epochs=0.5),
+            starts_from=start,
             **recipes,
         ),
         Run(
@@ -635,6 +649,34 @@ def _few_labels(
         for fraction in fractions
         for name, flags in networks.items()
     ]
+
+
+def _few_labels_from_scratch() -> Iterator[Run]:
+    """Returns the runs of the supervised baseline in Tables 7 and B.4.
+
+    Its results are from Zhai et al. 2019 (arXiv:1905.03670). As there, it is trained for 1000
+    epochs on 1 % of the labels and for 200 epochs on 10 %; the other settings are our choice.
+    """
+    for fraction, epochs in zip(_FEW, (1000, 200), strict=True):
+        small, recipe = _LABEL_FRACTIONS[fraction]
+        yield Run(
+            f"from scratch, {_network(1)}, {fraction}",
+            dict(
+                train_mode="supervised",
+                zero_init_logits_layer=False,
+                learning_rate=0.1,
+                weight_decay=1e-4,
+                train_epochs=epochs,
+            ),
+            {
+                measure: number
+                for table in ("table_b4", "table_7")
+                for measure, number in _numbers_for(read_numbers(table)[0], fraction).items()
+            },
+            dict(train_epochs=60) | small,
+            recipe,
+            "study_small_labels.cfg",
+        )
 
 
 def _numbers_for(row: Mapping[str, Any], fraction: str) -> dict[str, float]:
@@ -742,7 +784,7 @@ _TRANSFER_METRICS = dict(zip(tasks.METRICS, ("top-1", "mean per class", "mAP"), 
 
 
 def _transfers(width: int, table: str) -> Iterator[Run]:
-    """Returns the runs for Table 8 or B.5."""
+    """Returns the runs for Table 8 or B.5, and those for the comparison with 90 epochs in the text of B.8."""
     encoders = {
         "SimCLR (ours)": ("SimCLR", ("linear", _network(width)), "finetune"),
         "Supervised": (
@@ -750,10 +792,16 @@ def _transfers(width: int, table: str) -> Iterator[Run]:
             ("supervised_long", f"{_network(width)}, 1000 epochs, crop, color, blur"),
             "finetune",
         ),
+        "90 epochs": (
+            "supervised for 90 epochs",
+            ("supervised_long", f"{_network(width)}, 90 epochs, crop"),
+            "linear",
+        ),
         # Only the architecture is used.
         "Random init": ("random", ("linear", _network(width)), "scratch"),
     }
-    for group, method, *numbers in map(dict.values, read_numbers(table)):
+    text = dict(group="", method="90 epochs", **dict.fromkeys(tasks.TASKS))
+    for group, method, *numbers in map(dict.values, [*read_numbers(table), text]):
         encoder, start, command = encoders[method]
         if group == "Linear evaluation":
             command = "linear"
@@ -763,7 +811,7 @@ def _transfers(width: int, table: str) -> Iterator[Run]:
             yield Run(
                 f"{command}, {encoder}, {name}",
                 {"task": name, **folder},
-                {_TRANSFER_METRICS[task.metric]: number},
+                {_TRANSFER_METRICS[task.metric]: number} if number else {},
                 starts_from=start,
                 transfer=command,
                 plot_columns=dict(task=name, encoder=encoder, protocol=command),
@@ -796,7 +844,7 @@ def _small_transfers() -> list[Run]:
 # Transfer with SimCLR is compared with the supervised encoder, and for digits with training from scratch.
 _TRANSFER_BASELINE = {
     "finetune, SimCLR(?=, digits)": "scratch, random",
-    "SimCLR(?!, digits)": "supervised",
+    "SimCLR(?!, digits)|supervised for 90 epochs": "supervised",
 }
 
 STUDIES = {
@@ -883,7 +931,17 @@ STUDIES = {
         "Figure 9, Figure B.1, Table B.1",
         "large batches help when training is short; square-root scaling helps with small batches",
         [*_batches()],
-        r"sqrt (512|2048), (100|400) epochs|linear (512|2048), 100 epochs",
+        r"(sqrt|linear) (512|2048), (100|400) epochs",
+        plotted=("scaling", "batch_size", "epochs"),
+        shown=("top-5",),
+        baseline={"linear": "sqrt", r"sqrt \d+": "sqrt 512"},
+    ),
+    "batches_hundreds": Study(
+        "Batch size, every 100 epochs",
+        "Figures 9 and B.1 (finer)",
+        "as in the study `batches`, with 100 to 1000 epochs",
+        [*_batches(_HUNDREDS)],
+        "",
         plotted=("scaling", "batch_size", "epochs"),
         shown=("top-5",),
         baseline={"linear": "sqrt", r"sqrt \d+": "sqrt 512"},
@@ -906,6 +964,16 @@ STUDIES = {
         "is slightly worse (averages over three learning rates)",
         _cifar_batches(),
         r"batch (1024|2048), (500|1000) epochs, .*",
+        plotted=_CIFAR_COLUMNS,
+        averaged_over=("learning_rate",),
+        baseline={r"batch \d+": "batch 1024"},
+    ),
+    "cifar_hundreds": Study(
+        "Batch size on CIFAR-10, every 100 epochs",
+        "Figure B.7 (finer)",
+        "as in the study `cifar_batches`, with 100 to 1000 epochs",
+        _cifar_batches(_HUNDREDS),
+        "",
         plotted=_CIFAR_COLUMNS,
         averaged_over=("learning_rate",),
         baseline={r"batch \d+": "batch 1024"},
@@ -937,18 +1005,22 @@ STUDIES = {
         "training a linear head on the frozen encoder, "
         "with momentum or LARS, or during pretraining, gives similar results",
         _linear_ways(),
+        r"momentum( \(2x\))?|LARS|during pretraining",
         baseline={".+": "momentum"},
     ),
     "few_labels": Study(
         "Few labels",
         "Table 7, Table B.4",
         "with few labels, fine-tuning is far better than training from scratch",
-        _few_labels(
-            "linear", _WIDTH_FLAGS, tables=[_simclr_rows("table_b4"), _simclr_rows("table_7")]
-        ),
-        r"ResNet-50 \([12]x\), .*",
+        [
+            *_few_labels(
+                "linear", _WIDTH_FLAGS, tables=[_simclr_rows("table_b4"), _simclr_rows("table_7")]
+            ),
+            *_few_labels_from_scratch(),
+        ],
+        r".*ResNet-50 \([12]x\), .*",
         cited=_few_labels_cited(),
-        baseline={r"\(\dx\)": "(1x)"},
+        baseline={"from scratch, ": "", r"\(\dx\)": "(1x)"},
     ),
     "few_labels_broader": Study(
         "Few labels after broader augmentation",
@@ -979,7 +1051,7 @@ STUDIES = {
         "Figure B.2",
         "longer training is better, up to 3200 epochs; batches above 8192 do not help",
         [*_lengths()],
-        r"(50|100|200|400) epochs|batch (16384|32768), (100|400) epochs",
+        r"(50|100|200|400) epochs|batch (8192|16384|32768), 400 epochs",
         plotted=("batch_size", "epochs"),
         baseline={r"batch \d+, ": "", ".+": "100 epochs"},
     ),

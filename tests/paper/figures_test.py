@@ -225,6 +225,29 @@ def test_batches_figure_is_plotted_from_a_csv_file(draw, table):
     assert axis.get_ylabel() == "top-1 accuracy, %" and axis.get_xlabel() == "epochs"
 
 
+def test_heads_figure_shows_both_representations_of_the_same_runs(draw, table):
+    lines = ["none,,h,0.4,", "linear,32,h,0.5,0.3", "linear,32,h,0.6,0.4", "linear,128,g(h),0.2,"]
+    columns = "head,dimension,representation,accuracy,logistic regression on g(h)"
+    _, (axis,) = draw("heads", table(columns, *lines))
+    bars, nan = bars_of(axis), np.nan
+    deviation = 100 * statistics.stdev([0.5, 0.6])
+    assert bars.keys() == {"no head, h", "linear head, h", "linear head, g(h)"}
+    assert bars["no head, h"]["0"] == (40, nan)
+    assert bars["linear head, h"]["32"] == pytest.approx((55, deviation))
+    assert bars["linear head, g(h)"]["32"] == pytest.approx((35, deviation))
+    assert bars["linear head, g(h)"]["128"] == (20, nan)
+
+
+def test_fine_tuning_figure_has_one_marker_per_network_and_fraction_of_the_labels(draw, table):
+    lines = ["R18,1 %,0.4,0.3", "R18,1 %,0.5,0.4", "R18,10 %,0.45,0.6", "R50,1 %,0.55,0.5"]
+    csv_flag = table("start,labels,accuracy before,accuracy", *lines)
+    _, (axis,) = draw("fine_tuning", csv_flag)
+    points = points_of(axis)
+    np.testing.assert_allclose(points["1 %"], [[45, 35], [55, 50]])
+    np.testing.assert_allclose(points["10 %"], [[45, 60]])
+    assert axis.get_xscale() == "linear" and "linear evaluation" in axis.get_xlabel()
+
+
 def test_top_5_accuracy_is_plotted_with_separate_bars_for_each_learning_rate_scaling(draw, table):
     lines = ["linear,1,8,0.5,0.75", "sqrt,1,8,0.6,0.5", "sqrt,1,16,0.5,"]
     csv_flag = table("scaling,epochs,batch_size,accuracy,top-5", *lines)

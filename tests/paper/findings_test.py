@@ -7,7 +7,7 @@ from scipy import stats
 
 from paper import findings, studies
 
-SHOWS, DOES_NOT_SHOW, TOO_SMALL = "shows", "does not show", "too small to tell"
+REPLICATED, NOT_REPLICATED, INCONCLUSIVE = "replicated", "not replicated", "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,15 @@ def test_intervals_equal_those_of_a_linear_model_with_dummy_variables(higher, lo
 @pytest.mark.parametrize(
     "is_equality, low, high, expected",
     [
-        (False, 0.1, 0.5, SHOWS),
-        (False, 0, 1, TOO_SMALL),
-        (False, 0, 0.9, DOES_NOT_SHOW),
-        (False, -1, 1, TOO_SMALL),
-        (True, -2, 2, SHOWS),
-        (True, -2.1, 2, TOO_SMALL),
-        (True, -2, 2.1, TOO_SMALL),
-        (True, 2.1, 3, DOES_NOT_SHOW),
-        (True, -3, -2.1, DOES_NOT_SHOW),
+        (False, 0.1, 0.5, REPLICATED),
+        (False, 0, 1, INCONCLUSIVE),
+        (False, 0, 0.9, NOT_REPLICATED),
+        (False, -1, 1, INCONCLUSIVE),
+        (True, -2, 2, REPLICATED),
+        (True, -2.1, 2, INCONCLUSIVE),
+        (True, -2, 2.1, INCONCLUSIVE),
+        (True, 2.1, 3, NOT_REPLICATED),
+        (True, -3, -2.1, NOT_REPLICATED),
     ],
 )
 def test_verdicts_at_the_boundaries(is_equality, low, high, expected):
@@ -61,10 +61,12 @@ def test_verdicts_at_the_boundaries(is_equality, low, high, expected):
 
 def test_findings_name_existing_and_distinct_runs():
     for name, listed in findings.FINDINGS.items():
-        runs = {run.name for run in studies.STUDIES[name].runs_at("small")}
+        study = studies.STUDIES[name]
+        scales = [{run.name for run in study.runs_at(scale)} for scale in ("small", "paper")]
         for finding in listed:
             compared = [*finding.higher, *finding.lower]
-            assert {run.removesuffix(", g(h)") for run in compared} <= runs, finding
+            names = {run.removesuffix(", g(h)") for run in compared}
+            assert any(names <= runs for runs in scales), finding
             assert finding.higher and finding.lower and len(compared) == len(set(compared)), finding
 
 
@@ -81,7 +83,17 @@ def test_findings_name_existing_and_distinct_runs():
             "+4.1",
         ),
         ("probes", "rotation is predicted better from h than from g(h)", "+42.0"),
-        ("batches", "larger batches are better when training is short", "+2.1"),
+        ("batches", "larger batches are better when training is short (linear scaling)", "+3.3"),
+        (
+            "batches",
+            "longer training reduces the difference between batch sizes (linear scaling)",
+            "+1.4",
+        ),
+        (
+            "few_labels",
+            "fine-tuning on 1 % of the labels is better than training from scratch",
+            "+22.9",
+        ),
         ("heads", "a nonlinear head is better than a linear one", "+3"),
         ("pairs", "crop combined with color is better than crop alone", ""),
     ],
@@ -158,7 +170,8 @@ def test_results_on_g_of_h_are_compared_with_those_on_h_of_the_same_runs():
         if "h is better" in entry.finding.text
     )
     difference = 100 * (np.mean([*on_h.values()]) - np.mean([*on_g.values()]))
-    assert entry.difference == pytest.approx(difference) and entry.fit.degrees_of_freedom == 3 * 2
+    # Two networks with three seeds; h and g(h) are of the same network.
+    assert entry.difference == pytest.approx(difference) and entry.fit.degrees_of_freedom == 1 * 2
     probes = rows({"rotation": [0.4]}, h={"rotation": [0.7]}, **{"g(h)": {"rotation": [0.3]}})
     (entry,) = (
         entry
@@ -172,8 +185,40 @@ def test_findings_without_runs_at_a_scale_are_omitted():
     table = rows({"ResNet-10 (1x)": [0.4]})
     entries = findings.compare("networks", table, "small")
     assert "doubling the width helps" in [entry.finding.text for entry in entries]
-    assert not findings.compare("networks", table, "paper")
+    (entry,) = findings.compare("networks", table, "paper")
+    assert "ResNet-50" in entry.finding.text and entry.verdict == "not run"
     assert not findings.compare("designs", table, "small")
+
+
+def test_a_difference_between_gaps_matches_the_paired_t_test():
+    """The gap between two networks is 8, 9 and 9.5 points with one seed each, and 5, 5.5 and 7 for larger ones."""
+    small = {"supervised ResNet-10 (1x)": [0.5, 0.52, 0.505], "ResNet-10 (1x)": [0.42, 0.43, 0.41]}
+    large = {"supervised ResNet-10 (2x)": [0.55, 0.56, 0.57], "ResNet-10 (2x)": [0.5, 0.505, 0.5]}
+    entries = findings.compare("networks", rows(small | large), "small")
+    (entry,) = (entry for entry in entries if entry.finding.compares_gaps)
+    assert entry.difference == pytest.approx(np.mean([8, 9, 9.5]) - np.mean([5, 5.5, 7]))
+    # Of the three contrasts that the model of four runs leaves, the noise is estimated from all.
+    values = 100 * np.array([*small.values(), *large.values()])
+    residuals = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
+    error = np.sqrt((residuals**2).sum() / 6 * 4 / 3)
+    half_width = stats.t(6).interval(0.95)[1] * error
+    assert entry.high - entry.difference == pytest.approx(half_width)
+
+
+def test_holm_correction_stops_at_the_first_difference_that_is_not_significant():
+    def comparison(p, sign=1, **settings):
+        # With ten degrees of freedom, the statistic of a difference of 1 point with this p-value.
+        half_width = stats.t(10).isf(0.025) / stats.t(10).isf(p / 2)
+        fit = findings.Fit(pd.Series(), 3, 10, 1.0)
+        finding = findings.Finding("", ("a",), ("b",), **settings)
+        return findings.Comparison(finding, "", "", sign, sign - half_width, sign + half_width, fit)
+
+    # The limits for four comparisons are 0.0125, 0.0167, 0.025 and 0.05.
+    compared = [comparison(0.012), comparison(0.016, -1), comparison(0.026), comparison(0.04)]
+    equal = comparison(1e-9, is_equality=True)
+    assert findings.count_after_holm([*compared[::-1], equal]) == 1
+    compared[2] = comparison(0.024)
+    assert findings.count_after_holm(compared) == 3
 
 
 def test_metrics_are_modeled_separately():

@@ -81,9 +81,8 @@ def test_correlations_of_accuracies_averaged_over_seeds_match_numpy(tmp_path):
             points[labels].append((linear, tuned))
     # not fine-tuned yet
     finish_seeds(tmp_path, "lengths", {"400 epochs": [0.6]})
-    executor = Runner(str(tmp_path), "small")
-    records = results_lib.read_records(executor)
-    results = results_lib.correlations("few_labels_lengths", executor, records).set_index("labels")
+    rows = rows_of(tmp_path, "few_labels_lengths")
+    results = results_lib.correlations(rows).set_index("labels")
     for labels, pairs in points.items():
         pearson = np.corrcoef(np.transpose(pairs))[0, 1]
         assert results.loc[labels, "pearson"] == pytest.approx(pearson)
@@ -93,7 +92,7 @@ def test_correlations_of_accuracies_averaged_over_seeds_match_numpy(tmp_path):
         f"Pearson {results.loc['1 %', 'pearson']:.2f}, Spearman 1.00, 3 points."
         in lines_of(tmp_path, "few_labels_lengths")
     )
-    assert results_lib.correlations("few_labels_networks", executor, records).empty
+    assert results_lib.correlations(rows[:2]).empty
 
 
 # study, run, results, and differences at the paper's scale
@@ -207,16 +206,17 @@ def test_findings_are_listed_with_intervals_and_results(tmp_path, program):
         "Findings: Estimated standard deviation of the noise in one run: accuracy, 0.0 points (3"
         " seeds, 2 degrees of freedom).\n\n| finding | difference in the paper | our difference |"
         " 95 % interval | result |\n| --- | --- | --- | --- | --- |\n| flips help | +1.1 | +2.0 |"
-        " +1.9 to +2.2 | shows |\n" in printed
+        " +1.9 to +2.2 | replicated |\n" in printed
     )
     assert "| temperature 0.1 is better than 1 | +6.4 | +1.0 |  | one seed |" in printed
     assert "semi-hard negatives help NT-Logistic" not in printed
     assert printed.count("not adjusted for the number of findings") == 1
+    assert "1 are replicated, and" in printed
     # A report on several studies starts with a table of all findings.
     assert (
         "### Findings\n\n| study | finding | difference in the paper | our difference | 95 % interval"
         " | result |\n| --- | --- | --- | --- | --- | --- |\n| Random flips (Appendix A) | flips"
-        " help | +1.1 | +2.0 | +1.9 to +2.2 | shows |\n| Temperature and l2 normalization (Table 5)"
+        " help | +1.1 | +2.0 | +1.9 to +2.2 | replicated |\n| Temperature and l2 normalization (Table 5)"
         " | temperature 0.1 is better than 0.05 | +4.7 |  |  | not run |\n" in printed
     )
     assert "### Findings" not in program("report", "flip", "losses")

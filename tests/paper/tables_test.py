@@ -531,7 +531,7 @@ def test_commands_are_grouped_by_stage(capsys):
     tables.main(arguments)
     lines = capsys.readouterr().out.splitlines()
     first, second = (index for index, line in enumerate(lines) if line.startswith("# stage"))
-    assert lines[first] == "# stage 1 (8 runs): no dependencies"
+    assert lines[first] == "# stage 1 (10 runs): no dependencies"
     assert lines[second] == "# stage 2 (4 runs): start from the weights of stage 1"
     assert "# identical to the run above: flip/with" in lines
     subprocess.run(["bash", "-n"], input="\n".join(lines), text=True, check=True)
