@@ -98,14 +98,15 @@ def test_every_run_is_executed_with_each_seed_and_starts_from_the_run_with_the_s
     calls, tmp_path, program
 ):
     program("run", "few_labels")
-    assert len(calls) == 6  # Two networks are pretrained. Each is fine-tuned twice.
+    # Two networks are pretrained. Each is fine-tuned twice, and one is trained from scratch twice.
+    assert len(calls) == 8
     printed = program("run", "few_labels", "--seeds=3")
-    assert "12/12  few_labels, ResNet-50 (2x), 10 %, seed 3: 0." in printed
-    assert len(calls) == 18
-    for index, seed in ((6, 2), (12, 3)):
-        assert all(f"--seed={seed}" in call for call in calls[index : index + 6])
+    assert "18/18  few_labels, from scratch, ResNet-50 (1x), 10 %, seed 3: 0." in printed
+    assert len(calls) == 24
+    for index, seed in ((8, 2), (16, 3)):
+        assert all(f"--seed={seed}" in call for call in calls[index : index + 8])
     starts = {
-        argument for call in calls[12:] for argument in call if argument.startswith("--checkpoint=")
+        argument for call in calls[16:] for argument in call if argument.startswith("--checkpoint=")
     }
     assert starts == {
         f"--checkpoint={directory_of(tmp_path, 'linear', f'ResNet-50 ({width}x)', 3)}"
@@ -204,11 +205,12 @@ def test_diverged_runs_are_not_retried_and_dependent_runs_are_skipped(calls, pro
 
     monkeypatch.setattr(runner, "_call", diverging)
     printed = program("run", "few_labels")
-    assert len(calls) == 4  # Both networks are pretrained, and the first is fine-tuned twice.
+    # Both networks are pretrained, and the first is fine-tuned twice and trained from scratch twice.
+    assert len(calls) == 6
     assert "few_labels, ResNet-50 (2x), 1 %: diverged" in printed
     assert "few_labels, ResNet-50 (1x), 1 %: 0.5" in printed
     assert "linear, ResNet-50 (2x): diverged" in program("run", "linear", "few_labels")
-    assert len(calls) == 4
+    assert len(calls) == 6
 
 
 @pytest.mark.parametrize("status", [-9, 2])
@@ -378,13 +380,13 @@ def test_two_processes_execute_every_run_once(tmp_path):
     for process in processes.values():
         printed, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
-        assert printed.count(": 0.5000 (") == 6
+        assert printed.count(": 0.5000 (") == 8
     executions = [json.loads(line) for line in (tmp_path / "executions").read_text().splitlines()]
     assert {name for name, _, _ in executions} == set(processes)
     # `few_labels` starts from two runs of `linear`. One of these and one of `flip` are identical.
-    assert len(executions) == len({tuple(settings) for _, settings, _ in executions}) == 7
+    assert len(executions) == len({tuple(settings) for _, settings, _ in executions}) == 9
     assert all(start_is_finished for _, _, start_is_finished in executions)
-    assert len(list(tmp_path.rglob("record.json"))) == 7
+    assert len(list(tmp_path.rglob("record.json"))) == 9
 
 
 def lock(base, *key):
@@ -460,7 +462,7 @@ def test_runs_wait_for_the_run_that_they_start_from(calls, tmp_path, monkeypatch
     assert f"postponed {message}" in printed
     # The locked run is not executed, and the two runs that start from it are the last ones.
     starts = [f"--checkpoint={directory}" in call for call in calls]
-    assert starts == [False, False, False, True, True]
+    assert starts == [False, False, False, False, False, True, True]
     assert not any(f"--model_dir={directory}" in call for call in calls)
 
 
@@ -505,7 +507,7 @@ def test_printed_runner_commands_execute_all_runs_and_store_their_results(calls,
         assert len(calls) == count  # Each line is the command for one run.
     assert all("--data_dir=a b" in call for call in calls)
     # Both studies start from, or are, ResNet-50 (1x) with flips.
-    assert len(calls) == len(list(tmp_path.rglob("record.json"))) == 2 * (2 + 1 + 4)
+    assert len(calls) == len(list(tmp_path.rglob("record.json"))) == 2 * (2 + 1 + 6)
 
 
 @pytest.mark.parametrize(
