@@ -349,7 +349,8 @@ def test_three_linear_evaluation_variants_have_the_settings_in_appendix_b6(paper
         r"and longer training of (\d+) epochs",
     )
     pretraining = runner.config_of(["--flagfile=paper/recipes/imagenet_paper.cfg"])
-    momentum, lars, joint = configs_of("linear_ways")
+    momentum, *wider, lars, joint = configs_of("linear_ways")
+    assert [config.replace(width_multiplier=1) for config in wider] == [momentum, momentum]
     assert (momentum.learning_rate, momentum.train_epochs) == (factor, epochs)
     assert momentum.learning_rate * momentum.train_batch_size / 256 == pytest.approx(rate)
     names = ("optimizer", "learning_rate", "learning_rate_scaling", "momentum", "weight_decay")
