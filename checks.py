@@ -260,7 +260,7 @@ def _check_memory(context: RunContext) -> None:
     config, accelerator = context.config, devices.accelerator_memory(context.config.use_tpu)
     if accelerator is None:
         parts, (total, available) = workers.count_workers(), memory.limits()
-    else:  # For accelerators, the estimate was compared with few values, so it only leads to a warning.
+    else:  # The estimate was compared with few measurements on accelerators, so it is not a limit.
         parts, total, available = context.strategy.num_replicas_in_sync, math.inf, accelerator
     needed = memory.estimate(config, parts)
     # Of a run with checkpoints, perhaps nothing needs to be trained.

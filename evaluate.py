@@ -500,7 +500,8 @@ class Evaluator(contextlib.ExitStack):
         for batch_index in range(num_batches):
             index = tf.constant(batch_index, tf.int64)
             outputs = []
-            for row, (images, labels) in zip(range(0, size, _EMBEDDED_ROWS), parts):
+            for row in range(0, size, _EMBEDDED_ROWS):
+                images, labels = next(parts)
                 outputs.append((*embed_views(images, index, tf.constant(row)), labels))
             h, z, labels = zip(*outputs)
             h, z = tf.concat(h, 1), tf.concat(z, 1)

@@ -9,6 +9,8 @@ import dataclasses
 import io
 import itertools
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -218,13 +220,13 @@ def _compute_vectors(
 
 def _read_vectors(path: str, names: Mapping[str, str]) -> _Encoded:
     """Returns the values of `_compute_vectors`, with vectors from a .npz file."""
-    flag, file = f"--vectors={path}", check_path("vectors", path, allow_patterns=True)
+    flag = f"--vectors={path}"
     try:
-        with np.load(file) as content:
+        with np.load(check_path("vectors", path, allow_patterns=True)) as content:
             files, vectors = content["files"], content["vectors"].astype(np.float32)
         if vectors.ndim != 2 or files.shape != vectors.shape[:1]:
             raise ValueError(f"shapes {files.shape} and {vectors.shape}")
-    except Exception as error:  # Corrupt archives raise errors from zlib, zipfile or NumPy.
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(
             f"{flag}: the arrays `files` [n] and `vectors` [n, d] cannot be read"
             f" ({first_line(error)}). Write the file with `python -m inference embed ..."

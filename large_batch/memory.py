@@ -14,7 +14,7 @@ from config import Config
 _PROCESS_BYTES = 1.3e9  # for TensorFlow and the compiled functions
 _COPIES_OF_WEIGHTS = 4  # the value, the gradient, the momentum and a temporary copy
 _COPIES_OF_IMAGES = 3  # the batch, and those that the input pipeline prepares
-# Share of the estimate that a step needs when XLA plans the memory of a TPU: 0.57 to 0.70 (see benchmarks/README.md)
+# Programs that XLA compiled for TPUs need 0.57 to 0.70 of the estimate (benchmarks/README.md).
 _TPU_SHARE = 0.6
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 

@@ -392,17 +392,19 @@ def heads(csv: str, out: str) -> str:
     accuracies of g(h) in the same runs. Several seeds are averaged, and error bars show the sample
     standard deviation.
     """
-    rows = read_csv(csv, ("head", "dimension", "representation", "accuracy"), ("accuracy",))
-    projections = "logistic regression on g(h)"
+    columns, projections = ("head", "dimension", "representation"), "logistic regression on g(h)"
+    rows = read_csv(csv, (*columns, "accuracy"), ("accuracy",))
     if projections in rows and rows[projections].notna().any():
-        accuracies = pd.to_numeric(rows[projections])
-        rows = pd.concat([rows, rows.assign(accuracy=accuracies, representation="g(h)")])
-    rows["dimension"] = pd.to_numeric(rows["dimension"]).fillna(0).astype(int)
+        others = read_csv(csv, columns, (projections,), projections)
+        others = others.assign(accuracy=others[projections], representation="g(h)")
+        rows = pd.concat([rows, others])
+    rows = rows.fillna({"dimension": "no head"})
     rows["label"] = rows["head"].replace("none", "no") + " head, " + rows["representation"]
-    rows = _average(rows.dropna(subset="accuracy"), ("label", "dimension"))
-    figure, axis = plt.subplots(figsize=(3 + rows["dimension"].nunique(), 3))
+    rows = _average(rows, ("label", "dimension"))
+    sizes = sorted(rows["dimension"].unique(), key=lambda text: (len(text), text))
+    rows["dimension"] = pd.Categorical(rows["dimension"], sizes)
+    figure, axis = plt.subplots(figsize=(3 + len(sizes), 3))
     _grouped_bars(axis, rows, "dimension")
-    axis.set_xlabel("output dimension (0: no head)")
     _add_legend(axis)
     return save(figure, _without_deviations(rows), out, "heads")
 

@@ -42,8 +42,8 @@ class Finding:
       metric: key of `_COLUMNS`.
       is_equality: whether the finding is that the means are equal.
       stated: difference stated in the paper's text, if the paper has no table with these runs.
-      compares_gaps: whether the finding compares two differences, (a - b) > (c - d). Then, `higher` is
-        (a, d) and `lower` is (b, c), and the difference is that of the sums instead of the means.
+      compares_gaps: whether the finding is that a - b > c - d. In this case, `higher` is (a, d),
+        `lower` is (b, c), and sums are compared instead of means.
     """
 
     text: str
@@ -213,7 +213,7 @@ FINDINGS = {
         Finding("a deeper network is better", ("ResNet-18 (1x)",), ("ResNet-10 (1x)",)),
         *(
             Finding(
-                f"supervised training is ahead by more with {small} than with {large}",
+                f"the gap to supervised training is larger for {small} than for {large}",
                 (f"supervised {small}", large),
                 (small, f"supervised {large}"),
                 compares_gaps=True,
@@ -295,7 +295,7 @@ class Fit:
     deviation: float | None
 
     def compare(
-        self, higher: tuple[str, ...], lower: tuple[str, ...], scale: int = 1, level: float = LEVEL
+        self, higher: tuple[str, ...], lower: tuple[str, ...], scale: int = 1
     ) -> tuple[float, float | None]:
         """Returns the difference between two means over runs, and half the width of its confidence interval, in points.
 
@@ -309,7 +309,7 @@ class Fit:
         difference = scale * (self.means[list(higher)].mean() - self.means[list(lower)].mean())
         if self.deviation is None:
             return difference, None
-        quantile = stats.t.ppf((1 + level) / 2, self.degrees_of_freedom)
+        quantile = stats.t.ppf((1 + LEVEL) / 2, self.degrees_of_freedom)
         # The runs in `higher` and `lower` are distinct.
         variance = (1 / len(higher) + 1 / len(lower)) / self.num_seeds
         return difference, scale * quantile * self.deviation * np.sqrt(variance)

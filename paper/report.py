@@ -169,11 +169,10 @@ def overview(tables: dict[str, pd.DataFrame], scale: str) -> list[str]:
     return [
         "### Findings",
         _markdown_table(["study", *_FINDING_TITLES], lines),
-        f"Of the {total} findings of the paper that are defined here,"
-        f" {', '.join(f'{count} are {verdict}' for verdict, count in counts.items())}, and"
-        f" {total - counts.total()} have no interval, most of them because no runs were executed."
-        f" {findings.count_after_holm(compared)} of the replicated differences remain significant"
-        f" after Holm's correction for all {counts.total()} comparisons.",
+        f"This report contains intervals for {counts.total()} of the {total} findings in"
+        f" paper/findings.py: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}."
+        f" After Holm's correction for multiple comparisons, {findings.count_after_holm(compared)}"
+        " of the replicated differences remain significant.",
     ]
 
 

@@ -559,7 +559,6 @@ def _linear_ways() -> list[Run]:
     recipes: dict[str, Any] = dict(
         recipe="imagenet_linear.cfg", small_recipe="study_small_labels.cfg"
     )
-    start = "linear", _network(1)
     small = dict(
         fine_tune_after_block=4,
         label_fraction=1.0,
@@ -584,7 +583,7 @@ def _linear_ways() -> list[Run]:
             dict(optimizer="lars", learning_rate=0.3, warmup_epochs=10, weight_decay=1e-6),
             {},
             dict(small, learning_rate_scaling="sqrt", warmup_epochs=0.5),
-            starts_from=start,
+            starts_from=("linear", _network(1)),
             **recipes,
         ),
         Run(
@@ -800,8 +799,9 @@ def _transfers(width: int, table: str) -> Iterator[Run]:
         # Only the architecture is used.
         "Random init": ("random", ("linear", _network(width)), "scratch"),
     }
-    text = dict(group="", method="90 epochs", **dict.fromkeys(tasks.TASKS))
-    for group, method, *numbers in map(dict.values, [*read_numbers(table), text]):
+    # The text states no numbers for the encoder that is trained for 90 epochs.
+    without_numbers = dict(group="", method="90 epochs", **dict.fromkeys(tasks.TASKS))
+    for group, method, *numbers in map(dict.values, [*read_numbers(table), without_numbers]):
         encoder, start, command = encoders[method]
         if group == "Linear evaluation":
             command = "linear"
@@ -939,7 +939,7 @@ STUDIES = {
     "batches_hundreds": Study(
         "Batch size, every 100 epochs",
         "Figures 9 and B.1 (finer)",
-        "as in the study `batches`, with 100 to 1000 epochs",
+        "the comparison in `batches`, with 100, 200, ..., 1000 epochs",
         [*_batches(_HUNDREDS)],
         "",
         plotted=("scaling", "batch_size", "epochs"),
@@ -971,7 +971,7 @@ STUDIES = {
     "cifar_hundreds": Study(
         "Batch size on CIFAR-10, every 100 epochs",
         "Figure B.7 (finer)",
-        "as in the study `cifar_batches`, with 100 to 1000 epochs",
+        "the comparison in `cifar_batches`, with 100, 200, ..., 1000 epochs",
         _cifar_batches(_HUNDREDS),
         "",
         plotted=_CIFAR_COLUMNS,

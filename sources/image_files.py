@@ -250,7 +250,7 @@ def convert(content: bytes, conversion: Conversion = DEFAULT_CONVERSION) -> byte
             rgb = to_rgb(image)
         else:
             rgb = _scale(values, conversion)
-        rgb.info = {}  # Malformed metadata would cause an error.
+        rgb.info = {}  # When it rotates an image, Pillow also rewrites metadata, which may be malformed.
         rgb.getexif()[ExifTags.Base.Orientation] = _orientation(image)
         ImageOps.exif_transpose(rgb, in_place=True)
         bitmap = io.BytesIO()

@@ -232,7 +232,7 @@ def test_heads_figure_shows_both_representations_of_the_same_runs(draw, table):
     bars, nan = bars_of(axis), np.nan
     deviation = 100 * statistics.stdev([0.5, 0.6])
     assert bars.keys() == {"no head, h", "linear head, h", "linear head, g(h)"}
-    assert bars["no head, h"]["0"] == (40, nan)
+    assert bars["no head, h"]["no head"] == (40, nan)
     assert bars["linear head, h"]["32"] == pytest.approx((55, deviation))
     assert bars["linear head, g(h)"]["32"] == pytest.approx((35, deviation))
     assert bars["linear head, g(h)"]["128"] == (20, nan)

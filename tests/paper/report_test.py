@@ -211,7 +211,7 @@ def test_findings_are_listed_with_intervals_and_results(tmp_path, program):
     assert "| temperature 0.1 is better than 1 | +6.4 | +1.0 |  | one seed |" in printed
     assert "semi-hard negatives help NT-Logistic" not in printed
     assert printed.count("not adjusted for the number of findings") == 1
-    assert "1 are replicated, and" in printed
+    assert "intervals for 1 of the" in printed and ": 1 replicated." in printed
     # A report on several studies starts with a table of all findings.
     assert (
         "### Findings\n\n| study | finding | difference in the paper | our difference | 95 % interval"
