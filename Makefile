@@ -1,8 +1,9 @@
 # `make help` lists commands and targets.
 # The targets require Python 3.10 to 3.13. PYTHON=/path/to/python selects the interpreter of a new virtual environment.
 # In requirements.txt, the version of TensorFlow depends on the version of Python.
-is_supported = -c 'import ensurepip, sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, $(END)))'
+is_supported = -c 'import ensurepip, sys; sys.exit(not (3, $(BEGIN)) <= sys.version_info[:2] < (3, $(END)))'
 find_python = $(shell for python in $(1); do if $$python $(is_supported) >/dev/null 2>&1; then echo $$python; break; fi; done)
+BEGIN = 10
 END = 14
 PYTHON ?= $(call find_python,python3.12 python3.13 python3.11 python3.10 python3 python)
 # The tests run in two processes, because most of the time is spent tracing graphs, which uses only one core. Tests in
@@ -16,7 +17,7 @@ WITHOUT_TENSORFLOW = docs paper/clusters_test.py paper/findings_test.py paper/re
 
 define check_python
 @test -x $(@D)/bin/python || "$(PYTHON)" $(is_supported) 2>/dev/null || { \
-	echo 'make: PYTHON="$(PYTHON)" is not a Python interpreter from 3.10 to 3.$(shell expr $(END) - 1) with the venv module. Set PYTHON=/path/to/python.'; exit 2; }
+	echo 'make: PYTHON="$(PYTHON)" is not a Python interpreter from 3.$(BEGIN) to 3.$(shell expr $(END) - 1) with the venv module. Set PYTHON=/path/to/python.'; exit 2; }
 endef
 
 define COMMANDS
@@ -108,6 +109,7 @@ lint: .venv/installed-dev  ## checks the code style with ruff and the types with
 	@touch $@
 
 .venv-torch/installed: PYTHON = $(call find_python,python3.11 python3.12 python3.13 python3.10)
+.venv-jax/installed: BEGIN = 12
 .venv-jax/installed: PYTHON = $(call find_python,python3.12 python3.13)
 .venv-torch/installed: requirements-torch.txt
 .venv-jax/installed: requirements-jax.txt
