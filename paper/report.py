@@ -267,7 +267,7 @@ def shown_table(
         or f"paper, {title}" in rows
     ]
     order = [
-        *("run", *["seeds"] * several, "changed flags"),
+        *("run", *["seeds"] * several, "selected", "changed flags"),
         *rows.filter(like="paper, "),
         *measures,
         *rows.filter(like="difference"),

@@ -197,6 +197,7 @@ def _row(study: studies.Study, result: Result, runner: Runner) -> dict[str, Any]
     return {
         "run": run.name,
         "seed": run.seed,
+        "selected": record.results.get("selected"),
         # Additional evaluations are omitted here, since they are shown as additional columns.
         "changed flags": ", ".join(
             f"{flag} {value}"

@@ -6,6 +6,7 @@ import dataclasses
 import glob
 import math
 import os
+import re
 import shlex
 import sys
 import time
@@ -108,6 +109,8 @@ class Runner:
             values.pop(name, None)
         if run.starts_from:
             values["start"] = self.settings(studies.find_run(run.starts_from))
+        if run.best_of:
+            values["best_of"] = [self.settings(choice) for _, choice in self.choices(run)]
         if run.probe:
             values["probe"] = run.probe
         return values
@@ -144,6 +147,26 @@ class Runner:
 
     # ------------------------------------------------------------------------------------- commands
 
+    def choices(self, run: studies.Run) -> list[tuple[str, studies.Run]]:
+        """Returns the (study name, run) pairs from which a run selects the best (see `Run.best_of`)."""
+        if not run.best_of:
+            return []
+        study, pattern = run.best_of
+        runs = studies.STUDIES[study].runs_at(self.scale)
+        return [(study, choice) for choice in runs if re.fullmatch(pattern, choice.name)]
+
+    def _resolve(self, run: studies.Run) -> studies.Run:
+        """Returns a run with the name and the flags of the best of its choices, which must be finished."""
+        if not run.best_of:
+            return run
+        from checkpoints import records
+
+        def quality(choice):
+            return accuracy(records.Record.read(self.directory(choice)).results) or 0
+
+        best = max((choice for _, choice in self.choices(run)), key=quality)
+        return dataclasses.replace(run, name=best.name, flags={**best.flags, **run.flags})
+
     def commands(self, run: studies.Run) -> list[list[str]]:
         """Returns the commands of a run as lists of arguments to Python: training or transfer, and the probe."""
         directory, own, passed_on = self.directory(run), self.extra, {}
@@ -158,7 +181,7 @@ class Runner:
         return [
             [
                 *program,
-                *self.arguments(run),
+                *self.arguments(self._resolve(run)),
                 *config_lib.as_flags(own),
                 *start,
                 *quoted_flags(passed_on),
@@ -254,6 +277,8 @@ class Runner:
             # Another process may have finished the run before this process locked it.
             if record := records.Record.read(directory):
                 return record
+            for choice in self.choices(run):
+                self.run(*choice)
             start = run.starts_from
             if start and self.run(start[0], studies.find_run(start)).diverged:
                 results = None
@@ -261,6 +286,8 @@ class Runner:
                 console.log(f"running {study}, {run.label}; output: {directory}/run.log")
                 with records.timing(directory):
                     results = self._execute(run, directory, lock)
+                if run.best_of and results:
+                    results["selected"] = self._resolve(run).name
             return records.finish(
                 directory, self.settings(run), results or {}, diverged=results is None
             )

@@ -17,8 +17,8 @@ class ScheduledRun:
     Attributes:
       run: the run.
       names: names of the run and of the identical requested runs (see `name_of`).
-      stage: 1 if the run requires no other run, 2 if it requires the weights of a run in stage 1,
-        and so on.
+      stage: 1 if the run requires no other run, 2 if it requires the weights or the results of runs
+        in stage 1, and so on.
     """
 
     run: studies.Run
@@ -42,14 +42,14 @@ def schedule(runs: list[tuple[str, studies.Run]], runner: Runner) -> list[Schedu
     for pair in runs:
         groups.setdefault(runner.directory_name(pair[1]), []).append(pair)
     for _, run in runs:
-        for start in _starts(run):  # scheduled unless an identical run is requested
-            groups.setdefault(runner.directory_name(start[1]), [start])
-    scheduled = [
-        ScheduledRun(
-            group[0][1], tuple(name_of(*pair) for pair in group), len(_starts(group[0][1])) + 1
-        )
-        for group in groups.values()
-    ]
+        # scheduled unless an identical run is requested
+        for needed in (*_starts(run), *runner.choices(run)):
+            groups.setdefault(runner.directory_name(needed[1]), [needed])
+    scheduled = []
+    for group in groups.values():
+        run = group[0][1]
+        stage = 1 + len(_starts(run)) + bool(run.best_of)
+        scheduled.append(ScheduledRun(run, tuple(name_of(*pair) for pair in group), stage))
     return sorted(scheduled, key=lambda item: item.stage)
 
 
@@ -68,7 +68,12 @@ def name_of(study: str, run: studies.Run) -> str:
 
 
 def direct_command(scheduled: ScheduledRun, runner: Runner) -> str:
-    """Returns a shell command that executes the programs of a run, with all their flags."""
+    """Returns a shell command that executes the programs of a run, with all their flags.
+
+    The flags of a run that selects the best of other runs are not known in advance.
+    """
+    if scheduled.run.best_of:
+        return runner_command(scheduled, runner)
     commands = runner.commands(scheduled.run)
     return " && ".join(shlex.join(["python", *command]) for command in commands)
 

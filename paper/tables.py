@@ -24,7 +24,7 @@ If a run starts from another run's weights, the other run has the same seed. All
 are executed before those with the next seed.
 
 `commands` prints one line per run, in stages: the runs of stage 1 depend on no other run, and those
-of stage 2 start from the weights of runs in stage 1. If runs start from runs of other tables, these
+of stage 2 use the weights or the results of runs in stage 1. If runs start from runs of other tables, these
 are included. Identical runs are printed once. By default, the lines are the underlying commands
 (run.py, for example) with all flags. These commands do not store results for `report`. With
 --runner, each line is a `run` command that locks and executes one run, and stores its results for
@@ -143,7 +143,7 @@ def _commands(
     for number in [stage] if stage else range(1, num_stages + 1):
         in_stage = [item for item in scheduled if item.stage == number]
         if not stage:
-            start = f"start from the weights of stage {number - 1}"
+            start = f"use the weights or the results of stage {number - 1}"
             console.log(
                 f"# stage {number} ({len(in_stage)} run{'s' * (len(in_stage) > 1)}):"
                 f" {'no dependencies' if number == 1 else start}"

@@ -251,7 +251,7 @@ def test_pairs_study_is_a_7x7_grid_of_augmentations_on_one_branch():
 
 
 def test_losses_in_table_4_use_cross_view_negatives():
-    assert values(configs_of("losses"), "contrastive_loss", "semi_hard", "negatives") == {
+    assert values(configs_of("tuning"), "contrastive_loss", "semi_hard", "negatives") == {
         ("margin_triplet", False, "cross_view"),
         ("nt_logistic", False, "cross_view"),
         ("margin_triplet", True, "cross_view"),

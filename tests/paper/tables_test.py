@@ -13,6 +13,7 @@ import sys
 import time
 import types
 
+import pandas as pd
 import pytest
 import tensorflow as tf
 
@@ -38,6 +39,10 @@ def test_commands_of_every_study_are_valid_and_distinct(name, scale):
     seen, directories = set(), set()
     for run in runs:
         executor.check(name, run)
+        if run.best_of:  # The command depends on the results of other runs.
+            seen.add((run.starts_from, run.best_of))
+            directories.add(executor.directory(run))
+            continue
         (program, *arguments, directory), *_ = executor.commands(run)
         assert f"out/{scale}/resnet" in directory
         directories.add(directory)
@@ -523,9 +528,33 @@ def test_runs_are_scheduled_once_and_after_the_runs_that_they_start_from(scale, 
     stage_of = {executor.directory(item.run): item.stage for item in scheduled}
     assert len(stage_of) == len(scheduled)
     for item in scheduled:
-        start = item.run.starts_from
-        before = stage_of[executor.directory(studies.find_run(start))] if start else 0
-        assert item.stage == 1 + before
+        start, choices = item.run.starts_from, executor.choices(item.run)
+        needed = [studies.find_run(start)] if start else [choice for _, choice in choices]
+        before = [stage_of[executor.directory(run)] for run in needed]
+        assert item.stage == 1 + max(before, default=0)
+
+
+def test_a_run_repeats_the_best_of_other_runs_with_other_seeds(calls, tmp_path, program):
+    executor, run = Runner(str(tmp_path), "small"), studies.find_run(("losses", "margin"))
+    names = [choice.name for _, choice in executor.choices(run)]
+    assert names == [
+        f"margin {margin}, rate {rate}" for margin in (0.4, 0.8, 1.6) for rate in (0.1, 0.3)
+    ]
+    printed = program("run", "--only=losses/margin", "--seeds=2")
+    # Accuracies increase with the number of the call, so the last of the six choices is the best.
+    assert len(calls) == 8 and "2/2  losses, margin, seed 2: 0." in printed
+    for call in calls[:6]:
+        assert {"--eval_split=train[20%:40%]", "--contrastive_loss=margin_triplet"} <= {*call}
+    for call, seed in zip(calls[6:], (2, 3), strict=True):
+        expected = {"--margin=1.6", "--learning_rate=0.3", "--eval_split=test", f"--seed={seed}"}
+        assert expected <= {*call} and "--eval_split=train[20%:40%]" not in call
+    program("report", "losses")
+    selected = pd.read_csv(tmp_path / "small" / "losses.csv")["selected"]
+    assert list(selected) == ["margin 1.6, rate 0.3"] * 2
+    (line,) = (
+        line for line in program("commands", "losses").splitlines() if "losses/margin " in line
+    )
+    assert line.startswith("python -m paper.tables run --only=losses/margin")
 
 
 def test_commands_are_grouped_by_stage(capsys):
@@ -534,7 +563,7 @@ def test_commands_are_grouped_by_stage(capsys):
     lines = capsys.readouterr().out.splitlines()
     first, second = (index for index, line in enumerate(lines) if line.startswith("# stage"))
     assert lines[first] == "# stage 1 (10 runs): no dependencies"
-    assert lines[second] == "# stage 2 (4 runs): start from the weights of stage 1"
+    assert lines[second] == "# stage 2 (4 runs): use the weights or the results of stage 1"
     assert "# identical to the run above: flip/with" in lines
     subprocess.run(["bash", "-n"], input="\n".join(lines), text=True, check=True)
     for stage, expected in (("1", lines[:second]), ("2", lines[second:])):
