@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -315,14 +316,51 @@ class BatchNormRelu(keras.layers.Layer):
         return self.bn(inputs, training=training, relu=self.relu)
 
 
-def conv2d(
-    filters: int, kernel_size: int = 1, strides: int = 1, **kwargs: Any
-) -> keras.layers.Conv2D:
+class Conv2D(keras.layers.Conv2D):
+    """Convolution with square kernels. Its zero padding does not depend on the input size, even if it is strided."""
+
+    def convolution_op(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        """Maps [n, h, w, c] and [k, k, c, f] to [n, ceil(h / strides), ceil(w / strides), f].
+
+        If the kernel covers the whole image at every position, as in the last layers for images of
+        32 x 32 pixels, the convolution is computed as a matrix product. On CPUs, this is up to 20
+        times faster, because convolutions also multiply the padding.
+        """
+        size, stride = kernel.shape[0], self.strides[0]
+        rows, columns = (_covering_starts(n, size, stride) for n in inputs.shape[1:3])
+        if rows and columns:
+            kernel = tf.convert_to_tensor(kernel)  # casts once, with mixed precision
+            parts = [
+                tf.slice(kernel, [row, column, 0, 0], [*inputs.shape[1:3], -1, -1])
+                for row in rows
+                for column in columns
+            ]
+            matrix = tf.reshape(tf.concat(parts, -1), [math.prod(inputs.shape[1:]), -1])
+            outputs = tf.reshape(inputs, [-1, matrix.shape[0]]) @ matrix
+            return tf.reshape(outputs, [-1, len(rows), len(columns), self.filters])
+        if stride == 1:
+            return tf.nn.conv2d(inputs, kernel, 1, "SAME")
+        return tf.nn.conv2d(fixed_padding(inputs, size), kernel, stride, "VALID")
+
+
+def _covering_starts(length: int | None, kernel_size: int, stride: int) -> Sequence[int]:
+    """Returns where the part of the kernel that covers the image starts, for each position along one axis.
+
+    The result is empty if the kernel does not cover the image at every position, or if the length
+    of the image is not known.
+    """
+    before = (kernel_size - 1) // 2
+    starts = range(before, before - (length or 0), -stride)
+    return starts if length and starts[-1] >= 0 and before + length <= kernel_size else ()
+
+
+def conv2d(filters: int, kernel_size: int = 1, strides: int = 1, **kwargs: Any) -> Conv2D:
     """Creates a convolution with its own initializer, since a shared initializer would repeat its random values."""
-    return keras.layers.Conv2D(
+    return Conv2D(
         filters,
         kernel_size,
         strides,
+        padding="same",
         kernel_initializer=keras.initializers.VarianceScaling(),
         **kwargs,
     )
@@ -336,24 +374,16 @@ def fixed_padding(inputs: tf.Tensor, kernel_size: int) -> tf.Tensor:
 
 
 class Conv2dFixedPadding(keras.layers.Layer):
-    """Convolution without bias. If it is strided, its padding does not depend on the input size."""
+    """Convolution without bias, at the original's key of the checkpoints."""
 
     def __init__(self, filters: int, kernel_size: int, strides: int = 1, **kwargs: Any):
         """Creates the layer with `filters` output channels. Kernel size and stride are the same for both axes."""
         super().__init__(**kwargs)
-        self.kernel_size = kernel_size
-        self.strides = strides
-        self.conv2d = conv2d(
-            filters,
-            kernel_size,
-            strides,
-            padding="same" if strides == 1 else "valid",
-            use_bias=False,
-        )
+        self.conv2d = conv2d(filters, kernel_size, strides, use_bias=False)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Maps [n, h, w, c] to [n, ceil(h / strides), ceil(w / strides), filters]."""
-        return self.conv2d(inputs if self.strides == 1 else fixed_padding(inputs, self.kernel_size))
+        return self.conv2d(inputs)
 
 
 class PaddedAveragePooling(keras.layers.Layer):

@@ -261,6 +261,29 @@ def test_gradients_of_the_linear_head_do_not_reach_the_encoder():
     assert {v.ref() for v in reached} == {v.ref() for v in model.supervised_head.variables}
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("kernel_size", [1, 3, 7])
+@pytest.mark.parametrize("height, width", [(1, 1), (1, 2), (2, 2), (4, 2), (3, 4), (5, 3)])
+def test_convolutions_match_a_loop(height, width, kernel_size, stride):
+    inputs, kernel = (
+        np.random.rand(2, height, width, 3),
+        np.random.rand(kernel_size, kernel_size, 3, 4),
+    )
+    before = (kernel_size - 1) // 2
+    padded = np.pad(inputs, [(0, 0), (before, kernel_size), (before, kernel_size), (0, 0)])
+    expected = [
+        [
+            np.einsum("nijc,ijcf->nf", padded[:, y : y + kernel_size, x : x + kernel_size], kernel)
+            for x in range(0, width, stride)
+        ]
+        for y in range(0, height, stride)
+    ]
+    layer = resnet.conv2d(4, kernel_size, stride, use_bias=False, dtype=tf.float64)
+    layer.build(inputs.shape)
+    layer.kernel.assign(kernel)
+    np.testing.assert_allclose(layer(inputs), np.moveaxis(expected, 2, 0), rtol=1e-12)
+
+
 # ------------------------------------------------------------------------------------------------------ batch norm
 
 
