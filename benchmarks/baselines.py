@@ -1,4 +1,4 @@
-"""Baselines: standard Keras, NumPy, SciPy and scikit-learn, the original's formulas, and recorded results.
+"""Baselines: standard Keras, NumPy, SciPy and scikit-learn, and the original's formulas.
 
 Each function returns an implementation for `measure.measure`, which receives a number of calls.
 """
@@ -6,7 +6,6 @@ Each function returns an implementation for `measure.measure`, which receives a 
 from __future__ import annotations
 
 import functools
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -21,26 +20,6 @@ from benchmarks.programs import CLASSES, Implementation
 from runtime import devices
 
 _LEARNING_RATE, _MOMENTUM, _WEIGHT_DECAY, _EETA = 0.1, 0.9, 1e-6, 0.001
-# Results of the original's code with TensorFlow 2.15.1, one value per seed.
-_ORIGINAL = {
-    "digits": {
-        "pretrained, logistic regression": [0.986],
-        "pretrained, nearest neighbors": [0.972],
-    },
-    "cifar10": {
-        "pretrained, logistic regression": [0.543, 0.540],
-        "pretrained, nearest neighbors": [0.480, 0.481],
-        "untrained, logistic regression": [0.339],
-        "untrained, nearest neighbors": [0.268],
-    },
-}
-
-
-def original_accuracies(name: str) -> Implementation:
-    """Returns the recorded accuracies of the original's code, means over the seeds."""
-    means = {key: statistics.mean(values) for key, values in _ORIGINAL[name].items()}
-    return lambda calls: means
-
 
 # ------------------------------------------------------------------------------------------------------------- training
 

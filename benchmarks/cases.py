@@ -40,8 +40,18 @@ _CIFAR10 = (
     "--nouse_blur",
     "--eval_protocol=linear_head,lbfgs,knn",
 )
-_METRICS = ("eval/lbfgs_top_1_accuracy", "eval/knn_top_1_accuracy", "eval/label_top_1_accuracy")
-_CLASSIFIERS = ("logistic regression", "nearest neighbors")
+# 33 pixels is the smallest size for which the original uses the ImageNet stem.
+_RACE = (
+    "--flagfile=paper/recipes/cifar10_small.cfg",
+    "--image_size=33",
+    "--checkpoint_epochs=5",
+    "--keep_checkpoint_max=100",
+)
+# column of accuracies.csv -> key of the results
+FROZEN_METRICS = {
+    "accuracy": "eval/lbfgs_top_1_accuracy",
+    "nearest neighbors": "eval/knn_top_1_accuracy",
+}
 # Larger baselines do not fit in memory.
 _LARGEST_BATCH, _LARGEST_MATRIX = 1024, 2**14
 
@@ -219,26 +229,44 @@ def precision(size: int, options: argparse.Namespace) -> Iterator[Case]:
             )
             for dtype in ("mixed_bfloat16", "float32")
         )
-        yield Case(f"{name}, seed {size}", bfloat16, float32, _METRICS)
+        yield Case(
+            f"{name}, seed {size}",
+            bfloat16,
+            float32,
+            (*FROZEN_METRICS.values(), "eval/label_top_1_accuracy"),
+        )
 
 
 def parity(size: int, options: argparse.Namespace) -> Iterator[Case]:
-    """accuracy of short runs with seed SIZE, and of the original's code"""
+    """accuracy of short runs with seed SIZE, and of the original's program (--original=DIR; without seeds)"""
     recipes = ([f"--flagfile=paper/recipes/parity_{name}.cfg"] for name in ("digits", "cifar10"))
-    for name, flags in _data_sets(options, *recipes):
-        ours = dict(
-            flags=[*flags, f"--seed={size}"],
-            model_dir=f"{options.runs_dir}/parity_{name}_{size}",
-            neighbors=10 if name == "digits" else 20,
+    for data, flags in _data_sets(options, *recipes):
+        ours, original = (
+            _training(name, [*flags, f"--seed={size}"], f"{data}_{size}", options)
+            for name in ("simclr", "original")
         )
-        forms = (
-            ("programs.frozen_accuracies", ours),
-            ("baselines.original_accuracies", {"name": name}),
-        )
-        units = [
-            f"{encoder}, {each}" for encoder in ("untrained", "pretrained") for each in _CLASSIFIERS
-        ]
-        yield Case(f"{name}, seed {size}", *forms, units)
+        yield Case(f"{data}, seed {size}", ours, original, tuple(FROZEN_METRICS))
+
+
+def race(size: int, options: argparse.Namespace) -> Iterator[Case]:
+    """accuracy during SIZE epochs on CIFAR-10 by this program, the original's (--original) and lightly"""
+    flags = [*_RACE, f"--train_epochs={size}", f"--data_dir={options.data_dir}", *options.flags]
+    for name in ("simclr", "original", "lightly"):
+        if form := _training(name, flags, f"race_{size}", options):
+            yield Case(name, form, None, ("minutes", *FROZEN_METRICS))
+
+
+def _training(
+    name: str, flags: list[str], directory: str, options: argparse.Namespace
+) -> tuple[str, dict] | None:
+    """Returns training with a program as an implementation, or None if the program is not available."""
+    available = dict(original=options.original, lightly=torch_python())
+    if not available.get(name, True):
+        return None
+    model_dir = f"{options.runs_dir}/{name}_{directory}"
+    return "other_programs.accuracies", dict(
+        name=name, flags=flags, model_dir=model_dir, checkout=options.original
+    )
 
 
 # name -> function of a size and the command-line options that yields cases, and default sizes
@@ -249,5 +277,6 @@ BENCHMARKS = {
     "compiled": (compiled, (256,)),
     "loss": (loss, tuple(2**power for power in range(9, 16))),
     "precision": (precision, (1, 2, 3)),
-    "parity": (parity, (1, 2, 3)),
+    "parity": (parity, tuple(range(1, 9))),
+    "race": (race, (20,)),
 }

@@ -37,10 +37,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--profile", metavar="DIR", help="step: write a TensorBoard profile")
     parser.add_argument(
         "--data_dir",
-        help="precision, parity: TFDS directory with CIFAR-10; without it, only digits",
+        help="precision, parity, race: TFDS directory with CIFAR-10; without it, only digits",
     )
     parser.add_argument(
-        "--runs_dir", default="runs/benchmarks", help="precision, parity: directory of the runs"
+        "--runs_dir",
+        default="runs/benchmarks",
+        help="precision, parity, race: directory of the runs",
+    )
+    parser.add_argument(
+        "--original", metavar="DIR", help="parity, race: folder tf2 of the original's repository"
     )
     arguments = parser.parse_args(arguments)
     command_line.run_command(parser.prog, lambda: _run(arguments))

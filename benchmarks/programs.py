@@ -22,19 +22,16 @@ from PIL import Image
 
 import config as config_lib
 import data
-import evaluate
 import metrics as metrics_lib
 import model as model_lib
 import objective
 import train
 from benchmarks.measure import repeated
-from checkpoints import records, restoring
+from checkpoints import records
 from checkpoints.run_directory import RunContext
 from large_batch import blocked_nt_xent
-from probing import features
 from runtime import progress, signals, version
 from sources import datasets, image_checks
-from sources.source import Source
 
 CLASSES = 10
 _TEMPERATURE = 0.1
@@ -172,48 +169,6 @@ def accuracies(flags: list[str], model_dir: str) -> Implementation:
         return json.loads(pathlib.Path(model_dir, "result.json").read_text())
 
     return run
-
-
-def frozen_accuracies(flags: list[str], model_dir: str, neighbors: int) -> Implementation:
-    """A run, and the evaluation of its encoder before and after training with the protocol of docs/parity.md."""
-
-    def evaluated(calls):
-        accuracies(flags, model_dir)(calls)
-        config = config_lib.from_arguments(flags)
-        source = datasets.open_configured(config)
-        keras.utils.set_random_seed(config.seed + 1)  # Training initializes weights with this seed.
-        model = model_lib.build_model(config, source.num_classes)
-        untrained = _classify(model, config, source, neighbors)
-        restoring.load_model(model, model_dir, "--runs_dir")
-        trained = _classify(model, config, source, neighbors)
-        results = {"untrained": untrained, "pretrained": trained}
-        return {f"{name}, {key}": results[name][key] for name in results for key in untrained}
-
-    return evaluated
-
-
-def _classify(
-    model: model_lib.Model, config: config_lib.Config, source: Source, num_neighbors: int
-) -> dict[str, float]:
-    """Returns the accuracies of both classifiers on the representations h of a model."""
-    from sklearn import linear_model, neighbors, pipeline, preprocessing
-
-    strategy, function = tf.distribute.get_strategy(), features.encoder_function(model)
-    train_set, test_set = (
-        features.extract(strategy, function, evaluate.eval_batches(config, source, split, strategy))
-        for split in (config.train_split, config.eval_split)
-    )
-    scaler, regression = preprocessing.StandardScaler, linear_model.LogisticRegression
-    knn = neighbors.KNeighborsClassifier(num_neighbors, metric="cosine", algorithm="brute")
-    return {
-        "logistic regression": max(
-            pipeline.make_pipeline(scaler(), regression(C=c, max_iter=2000))
-            .fit(*train_set)
-            .score(*test_set)
-            for c in (1e-3, 1e-2, 1e-1)
-        ),
-        "nearest neighbors": knn.fit(*train_set).score(*test_set),
-    }
 
 
 def image_folder(count: int) -> tempfile.TemporaryDirectory:

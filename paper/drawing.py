@@ -528,6 +528,25 @@ def fine_tuning(csv: str, out: str) -> str:
     return _points_figure(rows, out, "fine_tuning", x, titles)
 
 
+def race(csv: str, out: str) -> str:
+    """Plots accuracies of frozen encoders by minutes of training, with one line per program.
+
+    The CSV file must contain the columns `program`, `minutes`, `accuracy` (of logistic regression)
+    and `nearest neighbors`.
+    """
+    measures = ("accuracy", "nearest neighbors")
+    rows = read_csv(csv, ("program", "minutes", *measures), ("minutes", *measures))
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
+    for axis, measure in zip(axes, measures):
+        for marker, (program, points) in zip(_MARKERS, rows.groupby("program", sort=False)):
+            axis.plot(points["minutes"], 100 * points[measure], f"k-{marker}", label=program)
+        axis.set_xlabel("minutes of training")
+        axis.set_title("logistic regression" if measure == "accuracy" else measure, fontsize=9)
+    axes[0].set_ylabel("top-1 accuracy, %")
+    _add_legend(axes[-1])
+    return save(figure, rows, out, "race")
+
+
 def methods(csv: str | None, out: str) -> str:
     """Plots the paper's accuracies against the number of parameters, for SimCLR and other methods (Figure 1).
 

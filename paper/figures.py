@@ -11,6 +11,7 @@
     python -m paper.figures heads --csv=FILE
     python -m paper.figures fine_tuning --csv=FILE
     python -m paper.figures parameters --csv=FILE
+    python -m paper.figures race --csv=FILE
     python -m paper.figures methods [--csv=FILE]
 
 Each command writes NAME.png, NAME.svg and NAME.csv to --out (default: figures). The figures are
@@ -118,6 +119,11 @@ _FIGURES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {  # name -> (descr
     "parameters": (
         "accuracy by number of parameters (Figure 7); required columns: network, million"
         " parameters, accuracy, group",
+        dict(csv=_CSV),
+    ),
+    "race": (
+        "accuracies during training with several programs, as measured by `python -m benchmarks"
+        " race`; required columns: program, minutes, accuracy, nearest neighbors",
         dict(csv=_CSV),
     ),
     "methods": (

@@ -248,6 +248,15 @@ def test_fine_tuning_figure_has_one_marker_per_network_and_fraction_of_the_label
     assert axis.get_xscale() == "linear" and "linear evaluation" in axis.get_xlabel()
 
 
+def test_race_has_one_line_per_program_and_panel(draw, table):
+    lines = ["simclr,5,0.4,0.3", "lightly,6,0.3,0.2", "simclr,10,0.5,0.35"]
+    _, axes = draw("race", table("program,minutes,accuracy,nearest neighbors", *lines))
+    drawn = [{line.get_label(): line.get_xydata() for line in axis.lines} for axis in axes]
+    np.testing.assert_allclose(drawn[0]["simclr"], [[5, 40], [10, 50]])
+    np.testing.assert_allclose(drawn[1]["simclr"], [[5, 30], [10, 35]])
+    np.testing.assert_allclose(drawn[1]["lightly"], [[6, 20]])
+
+
 def test_top_5_accuracy_is_plotted_with_separate_bars_for_each_learning_rate_scaling(draw, table):
     lines = ["linear,1,8,0.5,0.75", "sqrt,1,8,0.6,0.5", "sqrt,1,16,0.5,"]
     csv_flag = table("scaling,epochs,batch_size,accuracy,top-5", *lines)
