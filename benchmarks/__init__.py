@@ -1,3 +1,5 @@
-"""Benchmarks against baselines. One program, `python -m benchmarks NAME`, prints JSON lines; see README.md."""
+"""Benchmarks against baselines. One program, `python -m benchmarks NAME`, prints JSON lines; see README.md.
 
-import runtime as runtime  # Checks that the dependencies are installed.
+This module imports nothing, because the baselines in PyTorch run in environments without the
+required packages.
+"""
