@@ -39,8 +39,28 @@ _SAMPLED_IMAGES = 32  # This is the number of images whose sizes are read.
 
 
 def before_connecting(config: Config) -> None:
-    """Checks settings that concern several workers, before this worker waits for the others."""
-    workers.check_multi_worker_settings(config.use_tpu, config.mode, config.seed)
+    """Rejects settings that training with several workers does not support, before this worker waits for the others.
+
+    Raises:
+      UserError: TF_CONFIG lists several workers, but a setting supports only one.
+    """
+    if workers.count_workers() == 1:
+        return
+    if config.use_tpu:
+        raise UserError(
+            "--use_tpu: one process controls a TPU of any size, but TF_CONFIG lists multiple"
+            " workers. Unset TF_CONFIG."
+        )
+    if config.mode == "eval":
+        raise UserError(
+            "--mode=eval: this mode runs in one process only. Start one process, without TF_CONFIG"
+            " and --cluster, or use --mode=train_then_eval, which evaluates on all workers."
+        )
+    if config.seed is None:
+        raise UserError(
+            "--seed: the seed is not set, but all workers need the same seed. Pass, for example,"
+            " --seed=1 on all workers."
+        )
 
 
 def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[Config, list[str]]:
@@ -67,8 +87,10 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     # A linear head is not adopted, because it requires labels in the data set. Fine-tuning trains a
     # new classifier, which may have a different input.
     names = {*settings_with("network", "pixels"), "image_size"} - {"lineareval_while_pretraining"}
-    names |= set(settings_with("of_run")) if is_eval else set()
-    names |= set(settings_with("data_of_run")) if is_eval and "dataset" not in given else set()
+    if is_eval:
+        names.update(settings_with("of_run"))
+    if is_eval and "dataset" not in given:
+        names.update(settings_with("data_of_run"))
     for name in ("resnet_depth", "width_multiplier"):
         value = getattr(config, name)
         flag = as_flag(name, value)
@@ -88,21 +110,21 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     lines = (
         [f"settings of {recorded.network_path}: {' '.join(as_flags(changes))}"] if changes else []
     )
-    has_choice = (
-        network
+    if (
+        is_eval
+        and network
         and config.has_linear_head
         and "linear_head" in config.eval_protocols
         and network.get("proj_head_mode") != "none"
-    )
-    if is_eval and has_choice and "ft_proj_selector" not in {*network, *given}:
+        and "ft_proj_selector" not in {*network, *given}
+    ):
         lines.append(inspection.UNKNOWN_HEAD_INPUT)
-    length = (*settings_with("length"), "train_batch_size")
     if (
         is_eval
         and recorded.last_step
         and all(
             name not in given or getattr(config, name) in (0, recorded.settings.get(name))
-            for name in length
+            for name in (*settings_with("length"), "train_batch_size")
         )
     ):
         changes["train_steps"] = recorded.last_step
@@ -330,12 +352,9 @@ def count_trained_examples(context: RunContext) -> int:
     # Without labels, `contrastive` is the only protocol, which trains nothing.
     is_unlabeled = config.mode == "eval" and source.num_classes is None
     splits = [config.train_split] if _uses_train_split(config) and not is_unlabeled else []
+    splits += weights_split(source, recorded.trained_on, recorded.network.get("train_split"))
     initial = recorded.initial_weights or {}
-    for trained_on, split in (
-        (recorded.trained_on, recorded.network.get("train_split")),
-        (initial.get("trained_on"), initial.get("train_split")),
-    ):
-        splits += weights_split(source, trained_on, split)
+    splits += weights_split(source, initial.get("trained_on"), initial.get("train_split"))
     return count_overlap(source, "eval_split", config.eval_split, splits)
 
 
@@ -446,8 +465,11 @@ def _check_resumed(config: Config, source: Source, recorded: Recorded) -> None:
 def check_agreement(context: RunContext) -> None:
     """Checks that the settings and the data are the same on all workers."""
     config = context.config
-    may_differ = settings_with("per_worker")
-    settings = {name: value for name, value in config.settings().items() if name not in may_differ}
+    settings = {
+        name: value
+        for name, value in config.settings().items()
+        if name not in settings_with("per_worker")
+    }
     summary = [
         zlib.crc32(json.dumps(settings, sort_keys=True).encode()),
         context.source.num_examples(config.train_split),

@@ -160,8 +160,10 @@ def has_gpu() -> bool:
 
 def _gpu_details() -> list[dict]:
     """Returns TensorFlow's details of each GPU, which may contain `device_name` and `compute_capability`."""
-    gpus = tf.config.list_physical_devices("GPU")
-    return [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    return [
+        tf.config.experimental.get_device_details(gpu)
+        for gpu in tf.config.list_physical_devices("GPU")
+    ]
 
 
 def has_bfloat16() -> bool:

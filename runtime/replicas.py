@@ -35,8 +35,7 @@ def island(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        is_compiled = are_gpus(tf.distribute.get_strategy())
-        return (compiled if is_compiled else function)(*args, **kwargs)
+        return (compiled if are_gpus(tf.distribute.get_strategy()) else function)(*args, **kwargs)
 
     return call
 
@@ -51,10 +50,11 @@ def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Ten
     """
     if count(strategy) == 1:
         return tensor
-    context, zeros = tf.distribute.get_replica_context(), tf.zeros_like(tensor)
-    index = tf.cast(context.replica_id_in_sync_group, tf.int32)
-    is_own = tf.range(context.num_replicas_in_sync) == index
-    rows = tf.where(tf.reshape(is_own, [-1] + [1] * tensor.shape.rank), tensor, zeros)
+    context = tf.distribute.get_replica_context()
+    is_own = tf.range(context.num_replicas_in_sync) == row_offset(1, strategy)
+    rows = tf.where(
+        tf.reshape(is_own, [-1] + [1] * tensor.shape.rank), tensor, tf.zeros_like(tensor)
+    )
     return context.all_reduce("SUM", tf.reshape(rows, [-1, *tensor.shape[1:]]))
 
 

@@ -159,37 +159,7 @@ def _split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def check_multi_worker_settings(use_tpu: bool, mode: str, seed: int | None) -> None:
-    """Rejects settings that training with multiple workers does not support. Call this before `wait_for_workers`.
-
-    Args:
-      use_tpu: value of `--use_tpu`.
-      mode: value of `--mode`.
-      seed: value of `--seed`, or None if it is not set.
-
-    Raises:
-      UserError: TF_CONFIG lists multiple workers, but a setting supports only one.
-    """
-    if count_workers() == 1:
-        return
-    if use_tpu:
-        raise UserError(
-            "--use_tpu: one process controls a TPU of any size, but TF_CONFIG lists multiple"
-            " workers. Unset TF_CONFIG."
-        )
-    if mode == "eval":
-        raise UserError(
-            "--mode=eval: this mode runs in one process only. Start one process, without TF_CONFIG"
-            " and --cluster, or use --mode=train_then_eval, which evaluates on all workers."
-        )
-    if seed is None:
-        raise UserError(
-            "--seed: the seed is not set, but all workers need the same seed. Pass, for example,"
-            " --seed=1 on all workers."
-        )
-
-
-def wait_for_workers(has_gpu: bool = False) -> None:
+def wait_for_workers(has_gpu: bool) -> None:
     """Waits for all workers in TF_CONFIG, and logs the addresses of missing workers.
 
     TensorFlow's own rendezvous blocks in native code. It does not report missing workers, and it
@@ -215,8 +185,7 @@ def wait_for_workers(has_gpu: bool = False) -> None:
     with _listen(own_address) as server, concurrent.futures.ThreadPoolExecutor() as pool:
         # A worker that was restarted receives nothing from workers that no longer wait.
         while missing or (probes and not have_gpus.keys() >= {*peers}):
-            is_sent = list(pool.map(send, peers))
-            missing = [peer for peer, sent in zip(peers, is_sent) if not sent]
+            missing = [peer for peer, sent in zip(peers, pool.map(send, peers)) if not sent]
             if missing not in ([], logged):
                 console.log(f"{own_address}: waiting for {', '.join(missing)} (TF_CONFIG)")
                 logged = missing

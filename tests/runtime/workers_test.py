@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import checks
 import evaluate
+from config import Config
 from runtime import devices, signals, workers
 from runtime.errors import Stopped
 from sources import digits
@@ -74,7 +76,7 @@ def test_count_workers_counts_the_workers_in_tf_config(text, count, monkeypatch)
 
 def test_a_single_worker_behaves_as_if_tf_config_were_unset(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": ["a:1"]}))
-    workers.check_multi_worker_settings(use_tpu=False, mode="eval", seed=None)
+    checks.before_connecting(Config(mode="eval"))
     strategy = devices.make_strategy()
     assert strategy is tf.distribute.get_strategy() and devices.is_chief(strategy)
 
@@ -92,7 +94,7 @@ def test_settings_that_training_on_multiple_workers_does_not_support_are_rejecte
 ):
     monkeypatch.setenv("TF_CONFIG", tf_config(CLUSTER))
     with rejects(message):
-        workers.check_multi_worker_settings(**{"use_tpu": False, "mode": "train", **settings})
+        checks.before_connecting(Config(**settings))
 
 
 # ------------------------------------------------------------------------------------------------------------ Slurm
@@ -170,7 +172,7 @@ def test_a_slurm_step_with_one_task_is_a_single_worker(set_variables):
     set_variables(slurm_variables("n1", "1", "n1", 0, 1))
     workers.use_slurm_cluster()
     assert workers.count_workers() == 1 and not os.environ["TF_CONFIG"]
-    workers.check_multi_worker_settings(use_tpu=False, mode="eval", seed=None)
+    checks.before_connecting(Config(mode="eval"))
 
 
 ONE_NODE = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "2"}
@@ -281,7 +283,7 @@ def test_a_waiting_worker_answers_repeated_probes(monkeypatch):
     monkeypatch.setattr(socket, "SOMAXCONN", 2)
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own_address, peer]}))
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        waiting, reachable = pool.submit(workers.wait_for_workers), []
+        waiting, reachable = pool.submit(workers.wait_for_workers, False), []
         for _ in range(9):
             time.sleep(0.1)
             reachable.append(workers._send(f"{peer} False", own_address))
@@ -301,7 +303,7 @@ def test_a_signal_ends_the_wait_for_other_workers(monkeypatch):
         stop.interruptible(),
     ):
         timer.start()
-        workers.wait_for_workers()
+        workers.wait_for_workers(False)
 
 
 def test_a_port_in_use_is_reported(monkeypatch):
@@ -311,7 +313,7 @@ def test_a_port_in_use_is_reported(monkeypatch):
         listen(addresses[0]),
         rejects("TF_CONFIG: port .* cannot be used .*Address already in use"),
     ):
-        workers.wait_for_workers()
+        workers.wait_for_workers(False)
 
 
 @pytest.mark.parametrize(
