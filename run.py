@@ -41,8 +41,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         )
     if rest[1:]:
         _fail(f"{rest[1]!r} is not a flag. Write settings as --name=value.")
-    for line in config_lib.resolve_contradictions(argv, flags.FLAGS):
-        console.log(line)
+    console.log_lines(config_lib.resolve_contradictions(argv, flags.FLAGS))
     return rest
 
 
@@ -121,8 +120,7 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
         replicas = strategy.num_replicas_in_sync
         config, lines = checks.complete(config, source, given, recorded, new_seed, replicas)
         source.conversion = config.conversion  # --white_level=auto is now known.
-        for line in network_lines + lines:
-            console.log(line)
+        console.log_lines(network_lines + lines)
         context = RunContext(config, source, strategy, is_chief, stop, recorded=recorded)
         checks.check(context)
         stack.enter_context(image_checks.naming_unusable(source, _evaluated_first(config)))

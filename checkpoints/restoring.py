@@ -231,6 +231,5 @@ def open_network(
     """
     info = inspection.inspect_checkpoint(path, given, flag)
     model = model_lib.build_model(info.config.replace(precision="float32"), info.file.num_classes)
-    for note in load_model(model, path, flag).notes:
-        console.log(note)
+    console.log_lines(load_model(model, path, flag).notes)
     return model, info

@@ -8,25 +8,25 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-import config as config_lib
 import model as model_lib
 from checkpoints import restoring
+from config import Config, parse_settings
 from probing import features
 from runtime.errors import UserError
 from sources import datasets, image_checks
 from sources.source import Source
 
 
-def parse_flags(text: str, **defaults: Any) -> config_lib.Config:
+def parse_flags(text: str, **defaults: Any) -> Config:
     """Returns the `Config` for a string of run.py flags, which override `defaults`.
 
     Raises:
       UserError: a flag or its value is invalid.
     """
-    return config_lib.Config(**{**defaults, **config_lib.parse_settings(text)})
+    return Config(**{**defaults, **parse_settings(text)})
 
 
-def open_source(config: config_lib.Config) -> Source:
+def open_source(config: Config) -> Source:
     """Opens a `Config`'s data set and, if it is an image folder, checks its images.
 
     Raises:
@@ -40,7 +40,7 @@ def open_source(config: config_lib.Config) -> Source:
     return source
 
 
-def load(path: str, dataset: str, flags: str) -> tuple[model_lib.Model, config_lib.Config]:
+def load(path: str, dataset: str, flags: str) -> tuple[model_lib.Model, Config]:
     """Loads a network with a projection head from a checkpoint or SavedModel. The network computes in float32.
 
     Args:
@@ -84,6 +84,5 @@ def extract_h_and_z(
         endpoints = model(images, training=False)
         return tf.concat([endpoints["final_avg_pool"], endpoints["proj_head_output"]], 1)
 
-    strategy = tf.distribute.get_strategy()
-    vectors, labels = features.extract(strategy, h_and_z, batches, description)
+    vectors, labels = features.extract(tf.distribute.get_strategy(), h_and_z, batches, description)
     return *np.split(vectors, [model.resnet_model.num_features], 1), labels

@@ -18,12 +18,11 @@ from checkpoints.lock import InUse, Lock
 from paper import studies
 from runtime import child_processes, console, signals
 from runtime.errors import JobFailed, TrainingDiverged, UserError
-from runtime.paths import hashed_name
+from runtime.paths import ROOT, hashed_name
 
 if TYPE_CHECKING:  # This import loads TensorFlow, which most commands do not need.
     from checkpoints.records import Record
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _POLL_SECONDS = 5.0  # interval between checks of the runs that other processes execute
 LBFGS, TOP_1 = "eval/lbfgs_top_1_accuracy", "eval/label_top_1_accuracy"
 
@@ -348,7 +347,7 @@ def _call(arguments: list[str], directory: str, inherited: tuple[int, ...]) -> N
     The program inherits the file descriptors `inherited`.
     """
     with child_processes.Launcher() as launcher:
-        launcher.run(child_processes.Job((sys.executable, *arguments), directory, _ROOT, inherited))
+        launcher.run(child_processes.Job((sys.executable, *arguments), directory, ROOT, inherited))
 
 
 def count_parameters(directory: str) -> int:

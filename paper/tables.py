@@ -50,7 +50,7 @@ import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 
-import config as config_lib
+from config import parse_settings
 from paper import runner as runner_lib
 from paper import schedule, studies
 from runtime import command_line, console, tensorflow_startup
@@ -261,8 +261,7 @@ def main(argv: list[str] | None = None) -> None:
         if options.command == "show":
             return _show(names)
         check_paths(options, "dir")
-        extra = config_lib.parse_settings(options.flags)
-        runner = runner_lib.Runner(options.dir, options.scale, extra)
+        runner = runner_lib.Runner(options.dir, options.scale, parse_settings(options.flags))
         if options.command == "commands":
             return _commands(names, runner, options.seeds, options.stage, options.runner)
         tensorflow_startup.load("tensorflow")

@@ -8,7 +8,7 @@ import os
 import re
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tqdm
@@ -80,6 +80,12 @@ def log(text: str) -> None:
     """Prints a line to standard output, above any progress bar."""
     tqdm.tqdm.write(printable(text), file=sys.stdout)
     sys.stdout.flush()
+
+
+def log_lines(lines: Iterable[str]) -> None:
+    """Calls `log` for each line."""
+    for line in lines:
+        log(line)
 
 
 def join_first(names: list[str], limit: int = 10) -> str:

@@ -32,6 +32,7 @@ def without_directories(path: str) -> str:
     return match[1] + os.path.basename(match[2].rstrip("/")) if match else path
 
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the project's directory
 REMOTE_SCHEMES = ("gs",)
 TABLES, PAGES = (".npz", ".csv", ".parquet"), (".html", ".htm")  # suffixes of output files
 _PATTERN_CHARACTERS = "*?[\\"

@@ -82,8 +82,11 @@ class Progress:
         self._bar.close()
 
 
-def track(iterable: Iterable[_T], total: int | None, description: str) -> Iterator[_T]:
-    """Yields the items and, on a terminal, shows a progress bar. Calls `signals.safe_point` before each item."""
+def track(iterable: Iterable[_T], description: str, total: int | None = None) -> Iterator[_T]:
+    """Yields the items and, on a terminal, shows a progress bar. Calls `signals.safe_point` before each item.
+
+    `total` is the number of items, if it is known and `iterable` has no length.
+    """
     for item in terminal_bar(iterable, total, description):
         signals.safe_point()
         yield item

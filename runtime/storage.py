@@ -227,6 +227,11 @@ def read_own_json(path: str, expected_type: type | tuple[type, ...] = dict) -> A
     return content
 
 
+def without_none(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a dict whose values are not None."""
+    return {name: value for name, value in content.items() if value is not None}
+
+
 def is_list_of_strings(value: Any) -> bool:
     """Returns whether a value from a JSON file is a list of strings."""
     return isinstance(value, list) and all(isinstance(item, str) for item in value)

@@ -2,12 +2,12 @@
 
 import contextlib
 import importlib.metadata
-import os
 import platform
 import subprocess
 
+from runtime.paths import ROOT
+
 VERSION = "1.0.0"
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def revision() -> str:
@@ -16,7 +16,7 @@ def revision() -> str:
         # A repository that contains the directory does not count.
         return subprocess.run(
             ["git", "--git-dir=.git", "describe", "--always", "--abbrev=10", "--dirty=+"],
-            cwd=_ROOT,
+            cwd=ROOT,
             capture_output=True,
             text=True,
         ).stdout.strip()

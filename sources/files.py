@@ -129,8 +129,9 @@ class FileSource(IndexedSource):
 
     def exclude(self, paths: Iterable[str]) -> None:
         """Excludes files from all splits. The keys and percent slices of the remaining images do not change."""
-        relative = [os.fsencode(path).removeprefix(self._prefix) for path in paths]
-        self._excluded = np.array(relative, "S")
+        self._excluded = np.array(
+            [os.fsencode(path).removeprefix(self._prefix) for path in paths], "S"
+        )
         self._selected.clear()
 
     def _permute(self, split: str) -> Iterator[list[np.ndarray]]:
@@ -190,7 +191,7 @@ class FileSource(IndexedSource):
 
         paths = self.labeled_paths(split)[0][:limit]
         with contextlib.closing(image_files.map_paths(read, paths)) as values:
-            return max(progress.track(values, len(paths), "reading the largest pixel values"))
+            return max(progress.track(values, "reading the largest pixel values", len(paths)))
 
     def groups(self, split: str) -> np.ndarray | None:
         """Returns the group of each image, int64 [n], or None if images have no groups."""

@@ -45,8 +45,7 @@ def folder_source(path: str, labels: bool = True, group_pattern: str | None = No
         if labels:
             raise
         splits, lines = {"train": {None: [*found.folder.files()]}}, []
-    for line in lines:
-        console.log(line)
+    console.log_lines(lines)
     if found.runs:
         console.log(f"ignored run directories: {console.join_first(found.runs)}")
     if others:

@@ -2,5 +2,4 @@
 
 from transfer import cli
 
-if __name__ == "__main__":
-    cli.main()
+cli.main()

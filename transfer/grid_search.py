@@ -14,18 +14,15 @@ from typing import Any
 
 import tensorflow as tf
 
-import config as config_lib
 from checkpoints import records, restoring
 from checkpoints.lock import Lock
 from checkpoints.records import Record
-from config import Config
+from config import Config, as_flags, parse_settings, settings_with
 from runtime import child_processes, console, progress, storage
 from runtime.errors import TrainingDiverged, UserError
-from runtime.paths import hashed_name
+from runtime.paths import ROOT, hashed_name
 from transfer import measures, output, tasks
 from transfer.tasks import Task
-
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def trial_settings(
@@ -87,7 +84,7 @@ def check_settings(protocol: str, extra_settings: dict) -> None:
         "eval_split",
         "checkpoint",
         "seed",
-        *config_lib.settings_with("network", "length", "output", "data_access"),
+        *settings_with("network", "length", "output", "data_access"),
     }
     for name in sorted(reserved & set(extra_settings)):
         raise UserError(
@@ -159,8 +156,8 @@ class GridSearch:
         identity = self.inputs.settings(Config(**settings), weights=self.weights)
         name = f"{prefix}rate_{learning_rate:.3g}_decay_{weight_decay:.3g}"
         directory = hashed_name(os.path.join(self.inputs.config.model_dir, name), identity)
-        flags = config_lib.as_flags(dict(settings, model_dir=directory))
-        command = (sys.executable, os.path.join(_ROOT, "run.py"), *flags)
+        flags = as_flags(dict(settings, model_dir=directory))
+        command = (sys.executable, os.path.join(ROOT, "run.py"), *flags)
         return Trial(command, directory, inherited=self.lock.descriptors, settings=identity)
 
     def select(self) -> tuple[tuple[float, float], dict[tuple[float, float], float | None]]:
@@ -236,14 +233,13 @@ def run_grid(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--out={arguments.out}: the trials' logs need a local directory. Use a local path."
         )
-    if tf.config.list_physical_devices("GPU"):
-        tf.config.set_visible_devices([], "GPU")  # Keep the GPU memory free for the trials.
-    extra_settings = config_lib.parse_settings(arguments.flags)
+    tf.config.set_visible_devices([], "GPU")  # Keep the GPU memory free for the trials.
+    extra_settings = parse_settings(arguments.flags)
     check_settings(arguments.protocol, extra_settings)
     inputs = output.resolve_inputs(arguments)
     shared = {
         name: value
-        for name in config_lib.settings_with("network", "data_access")
+        for name in settings_with("network", "data_access")
         # The excluded setting applies only to pretraining.
         if (value := getattr(inputs.config, name)) is not None
         and name != "lineareval_while_pretraining"

@@ -55,9 +55,7 @@ def linear(
       UserError: see `measures.measure`.
     """
     path, values = logistic_regression.LogisticPath(*train), dict(previous or {})
-    for l2_of_sum in progress.track(
-        l2_of_sum_choices, len(l2_of_sum_choices), "logistic regressions"
-    ):
+    for l2_of_sum in progress.track(l2_of_sum_choices, "logistic regressions"):
         if l2_of_sum not in values:
             values[l2_of_sum] = measures.measure(
                 metric, validation[1], path.fit(l2_of_sum).scores(validation[0])

@@ -53,8 +53,8 @@ class Inputs:
     def load_network(self) -> keras.Model:
         """Builds the network and loads its encoder and, if the checkpoint contains one, its projection head."""
         model = model_lib.build_model(self.config, None)
-        for note in restoring.load_parts(model, self.checkpoint, ("encoder",)).file.notes:
-            console.log(note)
+        loaded = restoring.load_parts(model, self.checkpoint, ("encoder",))
+        console.log_lines(loaded.file.notes)
         return model
 
     def settings(self, config: Config, **others: object) -> dict:
@@ -67,7 +67,7 @@ class Inputs:
         excluded = (*settings_with("output", "no_effect"), "checkpoint", "eval_batch_size")
         settings = {
             name: value
-            for name, value in dataclasses.asdict(config).items()
+            for name, value in config.settings().items()
             if name not in excluded and value != getattr(Config, name)
         }
         if isinstance(self.source, FileSource):
@@ -140,7 +140,7 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
     task = tasks.task_from_arguments(arguments)
     size = {"image_size": arguments.image_size} if arguments.image_size else {}
     info = inspection.inspect_checkpoint(arguments.checkpoint, {"ft_proj_selector": 0, **size})
-    network, checkpoint = info.config, info.file.location
+    network = info.config
     name = slug(arguments.task or task.dataset)[-40:]  # File names are limited to 255 bytes.
     config = Config(**{name: getattr(network, name) for name in settings_with("network")}).replace(
         **{name: getattr(arguments, name) for name in settings_with("data_access")},
@@ -177,7 +177,7 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
         weights = info.file.digest()
         weights_splits = checks.weights_split(source, info.trained_on, network.train_split)
     count = checks.count_overlap(source, "test", test, [train, validation, *weights_splits])
-    return Inputs(arguments.protocol, checkpoint, task, config, source, weights, count)
+    return Inputs(arguments.protocol, info.file.location, task, config, source, weights, count)
 
 
 def _adapt_splits(task: Task, source: Source, arguments: argparse.Namespace) -> Task:

@@ -40,13 +40,13 @@ def test_signal_triggers_a_checkpoint_and_the_same_command_resumes_the_run(
 def test_signal_takes_effect_at_the_next_safe_point():
     done, before = [], signal.getsignal(signal.SIGINT)
     with signals.StopSignals() as stop, pytest.raises(Stopped, match="stopped by SIGINT"):
-        for _ in progress.track(range(3), 3, "turns"):
+        for _ in progress.track(range(3), "turns"):
             signal.raise_signal(signal.SIGINT)
             done.append(stop.requested)
     assert done == [True]
     # In a background process, `before` may be SIG_IGN.
     assert signal.getsignal(signal.SIGINT) is before
-    assert list(progress.track(range(3), 3, "turns")) == [0, 1, 2]
+    assert list(progress.track(range(3), "turns")) == [0, 1, 2]
 
 
 @pytest.mark.usefixtures("default_sighup")

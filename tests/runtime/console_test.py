@@ -80,7 +80,7 @@ def test_printed_control_characters_are_escaped(monkeypatch, capsys, fails):
     message = r"x.py: error: \x1b[31m\x07\x9b\u202e\udcff next é" + "\n"
     fails(message, command_line.exit_with_error, "x.py", f"{HOSTILE}\nnext é")
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
-    assert list(progress.track([1], 1, f"split {HOSTILE}\n")) == [1]
+    assert list(progress.track([1], f"split {HOSTILE}\n")) == [1]
     assert rf"split {ESCAPED}\n" in terminal.getvalue()
 
 

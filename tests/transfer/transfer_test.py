@@ -378,7 +378,7 @@ def program(tmp_path, monkeypatch):
     """
     (tmp_path / "program").mkdir()
     (tmp_path / "program" / "run.py").write_text(_PROGRAM)
-    monkeypatch.setattr(grid_search, "_ROOT", str(tmp_path / "program"))
+    monkeypatch.setattr(grid_search, "ROOT", str(tmp_path / "program"))
 
     def calls():
         return [
