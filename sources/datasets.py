@@ -45,8 +45,9 @@ def open_source(
     elif dataset.startswith("folder:"):
         source = folders.folder_source(dataset[len("folder:") :], labels, group_pattern)
     elif dataset.startswith("list:"):
-        path = dataset[len("list:") :]
-        source = lists.list_source(path, data_dir, image_key, label_key, group_pattern)
+        source = lists.list_source(
+            dataset[len("list:") :], data_dir, image_key, label_key, group_pattern
+        )
     else:
         source = TfdsSource(dataset, data_dir, may_prepare, image_key, label_key)
     has_one_class = source.num_classes == 1 and not source.multi_label

@@ -128,8 +128,7 @@ def is_image_name(name: str) -> bool:
 
 def _is_run_directory(names: Collection[str]) -> bool:
     """Returns whether files are those of a `model_dir`, or of the `--out` directory of a transfer evaluation."""
-    has_settings = "flags.json" in names or "result.json" in names
-    return has_settings and (
+    return ("flags.json" in names or "result.json" in names) and (
         "train.lock" in names or any(name.startswith("ckpt-") for name in names)
     )
 
@@ -394,10 +393,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 def _orientation(image: Any) -> int | None:
     """Returns the Exif orientation of an image, or None if the orientation is not specified."""
-    is_tiff_page = isinstance(image, tifffile.TiffPage)
     try:
-        tag = image.tags.valueof if is_tiff_page else image.getexif().get
-        return tag(ExifTags.Base.Orientation)
+        if isinstance(image, tifffile.TiffPage):
+            return image.tags.valueof(ExifTags.Base.Orientation)
+        return image.getexif().get(ExifTags.Base.Orientation)
     except Exception:
         # Pillow raises exceptions of many types for malformed Exif data, which other programs
         # ignore.
@@ -430,8 +429,7 @@ def checked_content(path: str) -> Iterator[bytes]:
         if size > _LARGE_BYTES:
             stack.enter_context(_large_image_lock)
         try:
-            with open(path, "rb") as file:
-                content = file.read()
+            content = pathlib.Path(path).read_bytes()
         except OSError as error:
             raise _unreadable(path, error) from error
         pixels = _count_pixels(io.BytesIO(content))
@@ -479,13 +477,11 @@ def looks_complete(path: str) -> bool:
     return 0 < pixels <= MAX_PIXELS and marker in end
 
 
-def find_unusable(
-    paths: list[str], check: Callable[[str], str | None] = why_unusable
-) -> dict[str, str]:
+def find_unusable(paths: list[str], check: Callable[[str], str | None]) -> dict[str, str]:
     """Calls `check` for all files, and returns a dict that maps the path of each unusable file to the reason."""
     # After a signal, `closing` cancels the queued calls.
     with contextlib.closing(map_paths(check, paths)) as reasons:
-        checks = progress.track(zip(paths, reasons), len(paths), "checking images")
+        checks = progress.track(zip(paths, reasons), "checking images", len(paths))
         return {path: reason for path, reason in checks if reason}
 
 

@@ -82,8 +82,9 @@ class IndexedSource(Source):
     def _select(self, split: str) -> list[np.ndarray]:
         """Returns a split's keys, items and labels in a fixed random order, so that slices contain all classes."""
         if split not in self._selected:
-            columns = zip(*self._permute(split))
-            self._selected[split] = [np.concatenate(slices) for slices in columns]
+            self._selected[split] = [
+                np.concatenate(slices) for slices in zip(*self._permute(split))
+            ]
         return self._selected[split]
 
     def _permute(self, split: str) -> Iterator[Sequence[np.ndarray]]:
@@ -109,15 +110,17 @@ class IndexedSource(Source):
 
     def restrict(self, split: str, fraction: float, seed: int) -> None:
         """See `Source`."""
-        columns = self._select(split)
-        rows = label_subsets.choose_labeled(columns[2], split, fraction, seed, self.groups(split))
-        self._selected = {**self._selected, split: [column[rows] for column in columns]}
+        labels, groups = self._select(split)[2], self.groups(split)
+        self._keep(split, label_subsets.choose_labeled(labels, split, fraction, seed, groups))
 
     def drop_unlabeled(self, split: str) -> None:
         """See `Source`."""
-        columns = self._select(split)
-        rows = has_label(columns[2])
-        self._selected = {**self._selected, split: [column[rows] for column in columns]}
+        self._keep(split, has_label(self._select(split)[2]))
+
+    def _keep(self, split: str, rows: np.ndarray) -> None:
+        """Restricts a split to the given rows (indices, or a mask). Copies of the source are not restricted."""
+        kept = [column[rows] for column in self._select(split)]
+        self._selected = {**self._selected, split: kept}
 
     def references(
         self,

@@ -37,8 +37,7 @@ def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
     # Each round chooses one example per class and visits the classes in a new random order. The
     # rounds end when enough examples have been chosen.
     turns = [(turn, random.random(), row) for rows in members for turn, row in enumerate(rows)]
-    chosen = [row for *_, row in sorted(turns)[:count]]
-    return np.sort(np.array(chosen, np.int64))
+    return np.sort(np.array([row for *_, row in sorted(turns)[:count]], np.int64))
 
 
 def choose_labeled(

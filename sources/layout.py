@@ -70,8 +70,8 @@ def find_layout(root: Folder, name: str, labels: bool) -> tuple[dict[str, Images
     if labels:
         splits = _labeled_splits(splits, flag, lines)
     names = class_names(splits)
-    searched = [folder, *folders.values()]
-    empty = sorted({name for each in searched for name in each.empty} - set(names))
+    found = {name for each in (folder, *folders.values()) for name in each.empty}
+    empty = sorted(found - set(names))
     if names and empty:
         lines.append(f"ignored class folders without images: {console.join_first(empty)}")
     if len(names) > 1 and all(map(_DATE.fullmatch, names)):
@@ -88,7 +88,7 @@ def _without_wrappers(folder: Folder, may_be_split: bool = True) -> Folder:
     """Descends from folders that contain only one folder, which in turn contains only folders."""
     while not folder.images and len(folder.folders) == 1:
         (inner,) = folder.folders
-        if inner.images or (_split_of(inner) and not may_be_split):
+        if inner.images or (split_named(inner.name) and not may_be_split):
             break
         folder = inner
     return folder
@@ -98,10 +98,6 @@ def split_named(name: str) -> str | None:
     """Returns the split that a name denotes, or None."""
     match: Any = _SPLIT_FOLDER.fullmatch(name)
     return match and SPLITS[match[1].lower()]
-
-
-def _split_of(folder: Folder) -> str | None:
-    return split_named(folder.name)
 
 
 def _split_in(name: str) -> tuple[str | None, str]:
@@ -118,8 +114,8 @@ def _names(folders: list[Folder]) -> str:
 
 def _split_folders(root: Folder, flag: str, lines: list[str]) -> dict[str, Folder]:
     """Returns a dict mapping splits to folders. Without split folders, it maps `train` to `root`."""
-    split_folders = [folder for folder in root.folders if _split_of(folder)]
-    others = [folder for folder in root.folders if not _split_of(folder)]
+    split_folders = [folder for folder in root.folders if split_named(folder.name)]
+    others = [folder for folder in root.folders if not split_named(folder.name)]
     names = _names(split_folders)
     if not split_folders:
         return {"train": root}
@@ -135,7 +131,7 @@ def _split_folders(root: Folder, flag: str, lines: list[str]) -> dict[str, Folde
             f" split, because it is next to {_names(others)}"
         )
         return {"train": root}
-    folders = {_split_of(folder): folder for folder in split_folders}
+    folders = {split_named(folder.name): folder for folder in split_folders}
     if len(folders) < len(split_folders):
         raise UserError(
             f"{flag}: two folders contain the same split ({names}). Keep only one of them."
@@ -158,7 +154,7 @@ def _classes(folder: Folder, flag: str, lines: list[str]) -> Images:
             " labels, or move the images into the sub-folders, which are the classes."
         )
     for child in folder.folders:
-        inner = [folder for folder in child.folders if _split_of(folder)]
+        inner = [folder for folder in child.folders if split_named(folder.name)]
         if len(inner) > 1 or any(each.folders for each in inner):
             raise UserError(
                 f"{flag}: {child.name} would be a class, but contains split folders"
@@ -218,15 +214,14 @@ def _labeled_splits(splits: dict[str, Images], flag: str, lines: list[str]) -> d
             f"{flag}: train has no class folders, but other splits have. Use the same layout in all"
             " splits, or set --nolabels."
         )
-    classes = splits.get("train", {})
-    for split in splits:
-        only = [*splits[split]] if len(splits[split]) == 1 else []
+    classes, used = splits.get("train", {}), {}
+    for split, images in splits.items():
         if split in unlabeled and names:
             reason = "it has no class folders"
-        elif len(classes) > 1 and only and only[0] not in classes:
-            reason = f"its only folder, {only[0]}, is not a class of train"
+        elif len(images) == 1 < len(classes) and not images.keys() <= classes.keys():
+            reason = f"its only folder, {min(images)}, is not a class of train"
         else:
+            used[split] = images
             continue
         lines.append(f"{split} is not used, because {reason} (with --nolabels, it is used)")
-        splits = {other: images for other, images in splits.items() if other != split}
-    return splits
+    return used

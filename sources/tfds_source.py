@@ -36,9 +36,9 @@ class TfdsSource(Source):
         self,
         name: str,
         data_dir: str | None,
-        may_prepare: bool = True,
-        image_key: str | None = None,
-        label_key: str | None = None,
+        may_prepare: bool,
+        image_key: str | None,
+        label_key: str | None,
     ):
         """Opens the data set, and downloads and prepares it if necessary.
 
@@ -64,8 +64,7 @@ class TfdsSource(Source):
             )
         features, keys = dict(info.features), info.supervised_keys or ()
         self._image = self._find_image(tfds, features, image_key, [*keys[:1], "image"])
-        preferred = [*keys[1:], "label", "labels"]
-        self._label = self._find_label(tfds, features, label_key, preferred)
+        self._label = self._find_label(tfds, features, label_key, [*keys[1:], "label", "labels"])
         if self._label is None and len(features) > 1:
             console.log(
                 f"{name}: no labels; --label_key selects one of"
@@ -76,9 +75,7 @@ class TfdsSource(Source):
         # PASCAL VOC also lists the classes of easy objects.
         is_voc = self._label == "labels" and "labels_no_difficult" in features
         self._easy_label = "labels_no_difficult" if is_voc else None
-        features_read = dict.fromkeys(
-            filter(None, (self._image, self._label, self._easy_label)), True
-        )
+        features_read = {self._image, self._label, self._easy_label} - {None}
         self._features = tfds.decode.PartialDecoding(features_read).extract_features(info.features)
         self._decoders = {self._image: tfds.decode.SkipDecoding()}
         self._checked = set()  # Record files that passed `check_files`.
@@ -216,8 +213,7 @@ class TfdsSource(Source):
             (file.filename, file.skip, _count_records(file), _file_key(file.filename))
             for file in files
         ]
-        columns = tuple(map(np.array, zip(*slices)))
-        file_slices = tf.data.Dataset.from_tensor_slices(columns)
+        file_slices = tf.data.Dataset.from_tensor_slices(tuple(map(np.array, zip(*slices))))
         if seed is not None:
             file_slices = file_slices.shuffle(len(files), seed=seed, reshuffle_each_iteration=False)
         cycle_length = min(len(files), 16)
@@ -250,7 +246,7 @@ class TfdsSource(Source):
         batches = with_prefetching(
             self.records(split).map(lambda key, item, label: (key, label)).batch(1024)
         )
-        batches = progress.track(batches.as_numpy_iterator(), None, f"labels of {split}")
+        batches = progress.track(batches.as_numpy_iterator(), f"labels of {split}")
         keys, labels = (np.concatenate(column) for column in zip(*batches))
         order = np.argsort(keys)  # The choice must not depend on the reading order.
         chosen = keys[order][label_subsets.choose_labeled(labels[order], split, fraction, seed)]
@@ -260,9 +256,7 @@ class TfdsSource(Source):
         """See `Source`. A restricted split is sparse, because record files do not support random access."""
         return split in self._restricted
 
-    def shuffle_buffer_size(
-        self, split: str, buffer_mb: int, shards: int = 1, shard: int = 0
-    ) -> int:
+    def shuffle_buffer_size(self, split: str, buffer_mb: int, shards: int, shard: int) -> int:
         """Returns the number of average-sized examples that fit into `buffer_mb` MB, at most the size of the shard."""
         info = self._info
         mean_bytes = max(info.dataset_size / max(info.splits.total_num_examples, 1), 1)
@@ -369,11 +363,7 @@ def _file_problem(path: str) -> str | None:
 
 
 def _read_file(
-    filename: tf.Tensor,
-    skip: tf.Tensor,
-    take: tf.Tensor,
-    file_key: tf.Tensor,
-    file_format: str = "tfrecord",
+    filename: tf.Tensor, skip: tf.Tensor, take: tf.Tensor, file_key: tf.Tensor, file_format: str
 ) -> tf.data.Dataset:
     """Returns a dataset of (key, serialized example) with the `take` records that follow the first `skip` records.
 
@@ -387,9 +377,8 @@ def _read_file(
     if file_format == "tfrecord":
         records = tf.data.TFRecordDataset(filename, buffer_size=_READ_BYTES)
     else:
-        signature = tf.TensorSpec([], tf.string)
         records = tf.data.Dataset.from_generator(
-            _array_records, args=[filename], output_signature=signature
+            _array_records, args=[filename], output_signature=tf.TensorSpec([], tf.string)
         )
     records = tf.data.Dataset.zip((keys, records)).skip(skip).take(take)
     return records.apply(tf.data.experimental.assert_cardinality(take))

@@ -556,9 +556,9 @@ def test_shards_partition_a_split(name, split, shards, tiny_tfds):
 
 def test_shuffle_buffer_size_respects_the_memory_limit(tiny_tfds):
     source = datasets.open_source("tiny_shapes", tiny_tfds)
-    assert source.shuffle_buffer_size("train", 1) == 40
+    assert source.shuffle_buffer_size("train", 1, 1, 0) == 40
     mean = sum(info.num_bytes for info in source._info.splits.values()) / 50
-    assert source.shuffle_buffer_size("train", 5.01 * mean / 2**20) == 5
+    assert source.shuffle_buffer_size("train", 5.01 * mean / 2**20, 1, 0) == 5
 
 
 # ------------------------------------------------------------------------------------------------------ pipelines

@@ -125,7 +125,7 @@ def test_overlaps_match_the_keys_of_the_examples(tmp_path):
     write_tfds("cifar10", tmp_path / "tfds", train=50, test=10)
     write_images(tmp_path / "images", *(f"{index}.png" for index in range(40)))
     for source in (
-        TfdsSource("cifar10", str(tmp_path / "tfds")),
+        TfdsSource("cifar10", str(tmp_path / "tfds"), True, None, None),
         datasets.open_source(f"folder:{tmp_path / 'images'}"),
         datasets.open_source("digits"),
     ):

@@ -668,7 +668,7 @@ def test_truncated_record_file_stops_training_with_a_one_line_error(tmp_path, mo
 
     class TruncatedSource(IndexedSource):
         def references(self, *_):
-            records = tfds_source._read_file(path, 0, tf.constant(3, tf.int64), 0)
+            records = tfds_source._read_file(path, 0, tf.constant(3, tf.int64), 0, "tfrecord")
             return records.map(lambda key, _: key)
 
     source = digits.digits_source()
@@ -777,7 +777,7 @@ def test_large_files_and_images_are_decoded_one_at_a_time(tmp_path, monkeypatch,
         active.pop()
 
     monkeypatch.setattr(tf.io, "decode_image", decode_and_count)
-    assert image_files.find_unusable(paths) == {}
+    assert image_files.find_unusable(paths, image_files.why_unusable) == {}
     assert len(num_active) == 12 and (max(num_active) > 1) == (large == "neither")
 
 
