@@ -58,10 +58,7 @@ def network_flags(file: weight_files.WeightFile, with_head_input: bool = False) 
         image_size=origin.get("image_size"),
         ft_proj_selector=_head_input(file, origin) if with_head_input else None,
     )
-    return flags and {
-        **flags,
-        **{name: value for name, value in recorded.items() if value is not None},
-    }
+    return flags and {**flags, **storage.without_none(recorded)}
 
 
 def _head_input(file: weight_files.WeightFile, origin: dict) -> int | None:
@@ -90,8 +87,7 @@ def read_origin(file: weight_files.WeightFile) -> dict:
             results=storage.read_json(os.path.join(directory, f"result_{file.step}.json")),
             trained_on=run_directory.training_data(directory),
         )
-    origin = {**flags, **origin, "flags": flags or None}
-    return {name: value for name, value in origin.items() if value is not None}
+    return storage.without_none({**flags, **origin, "flags": flags or None})
 
 
 def inspect_checkpoint(

@@ -67,8 +67,9 @@ def timing(directory: str) -> Iterator[None]:
     try:
         yield
     finally:
-        seconds = dict(seconds=round(before + elapsed(), 1))
-        storage.write_json(os.path.join(directory, _TIME), seconds)
+        storage.write_json(
+            os.path.join(directory, _TIME), dict(seconds=round(before + elapsed(), 1))
+        )
 
 
 def _read_seconds(directory: str) -> float:

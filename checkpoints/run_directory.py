@@ -208,9 +208,13 @@ def write_start(
     context: RunContext, directory: str, last_step: int, initial_weights: dict | None = None
 ) -> None:
     """Writes flags.json, classes.json and data.json, which describe the start of a run."""
-    source, start = context.source, {_LAST_STEP: last_step, _INITIAL_WEIGHTS: initial_weights}
+    source = context.source
     for name, content in {
-        _FLAGS: {**context.config.settings(), **start},
+        _FLAGS: {
+            **context.config.settings(),
+            _LAST_STEP: last_step,
+            _INITIAL_WEIGHTS: initial_weights,
+        },
         weight_files.CLASSES_FILE: dict(names=source.class_names, multi_label=source.multi_label),
         _DATA: source.describe_data(),
     }.items():

@@ -29,7 +29,7 @@ _SELECTIVE_KERNEL = {
 _DEEP_STEM = {"0": "conv1.0", "1": "conv1.1", "2": "conv1.3", "3": "conv1.4", "4": "conv1.6"}
 
 
-def torch_name(key: str, deep_stem: bool = False) -> str:
+def torch_name(key: str, deep_stem: bool) -> str:
     """Maps the checkpoint key of an encoder variable to the name of the variable in PyTorch.
 
     Args:
@@ -60,7 +60,7 @@ def _layer_name(path: list[str], deep_stem: bool) -> str:
     return f"{prefix}{kind}{index + 1}"
 
 
-def names_by_part(keys: Iterable[str], deep_stem: bool = False) -> dict[str, dict[str, str]]:
+def names_by_part(keys: Iterable[str], deep_stem: bool) -> dict[str, dict[str, str]]:
     """Maps the checkpoint keys of a model to names for PyTorch.
 
     Args:

@@ -147,10 +147,9 @@ class TrainingLog:
         if not self._is_chief:
             return
         table = pd.DataFrame(self._rows).to_csv(index=False)
-        draws = is_last or self._since_drawing() >= _SECONDS_BETWEEN_DRAWINGS
         try:
             storage.write_bytes(os.path.join(self._directory, _HISTORY), table.encode())
-            if draws:
+            if is_last or self._since_drawing() >= _SECONDS_BETWEEN_DRAWINGS:
                 curves = draw_curves(self._rows, self._chance_levels, self._head_name)
                 storage.write_bytes(os.path.join(self._directory, _CURVES), curves)
                 self._since_drawing = progress.stopwatch()
@@ -164,9 +163,8 @@ class TrainingLog:
 
 def read_history(directory: str) -> list[dict[str, float]]:
     """Returns the rows of history.csv as dicts of `step` and scalars, or an empty list if they cannot be parsed."""
-    path = os.path.join(directory, _HISTORY)
     try:
-        with tf.io.gfile.GFile(path) as file:
+        with tf.io.gfile.GFile(os.path.join(directory, _HISTORY)) as file:
             return [
                 {
                     **{name: float(value) for name, value in row.items() if value},
@@ -209,8 +207,13 @@ def draw_curves(
             label = label.replace("linear head", head_name)
             (line,) = axes.plot(*points.T, label=label, marker=marker, markersize=4)
             if metric.key in levels:
-                chance = dict(color=line.get_color(), label=f"chance level ({label})")
-                axes.axhline(levels[metric.key], linestyle="--", linewidth=1, **chance)
+                axes.axhline(
+                    levels[metric.key],
+                    linestyle="--",
+                    linewidth=1,
+                    color=line.get_color(),
+                    label=f"chance level ({label})",
+                )
         axes.set_title(title.replace("linear head", head_name), fontsize=10)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)

@@ -119,8 +119,7 @@ class TrainingState:
         flag, name = f"--model_dir={os.path.dirname(path)}", os.path.basename(path)
         file = weight_files.open_weights(path, flag)
         variables = restoring.variables_by_key(model=self.model)
-        mismatches = restoring.find_mismatches(variables, file.shapes)
-        restoring.raise_on_mismatches(flag, file, mismatches)
+        restoring.raise_on_mismatches(flag, file, restoring.find_mismatches(variables, file.shapes))
         mismatch = UserError(
             f"{flag}: {name} was written with a different optimizer or different frozen blocks."
             " Pass the flags of the run that wrote it, or choose another directory."

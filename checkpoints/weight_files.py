@@ -227,8 +227,7 @@ def _download(handle: str, flag: str) -> str:
     import tensorflow_hub as hub  # Imported here because only TF Hub handles require it.
 
     # TF Hub's default is in the temporary directory, where other users could prepare files.
-    default = os.path.expanduser("~/.cache/tfhub_modules")
-    cache = os.environ.setdefault("TFHUB_CACHE_DIR", default)
+    cache = os.environ.setdefault("TFHUB_CACHE_DIR", os.path.expanduser("~/.cache/tfhub_modules"))
     try:
         if "://" not in cache:
             os.makedirs(cache, mode=0o700, exist_ok=True)
@@ -248,8 +247,9 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
     """
     prefix, saved_model = locate(path, flag)
     if prefix.endswith(torch_names.SUFFIX) and not saved_model:
-        contents = torch_files.read_contents(prefix, flag)
-        return WeightFile(prefix, torch_files.FORMAT, **vars(contents))
+        return WeightFile(
+            prefix, torch_files.FORMAT, **vars(torch_files.read_contents(prefix, flag))
+        )
     try:
         size = 0
         directory, base = os.path.split(prefix)
@@ -322,8 +322,8 @@ def read_description(saved_model: str) -> dict:
     Raises:
       UserError: the file is corrupt.
     """
-    description = storage.read_own_json(os.path.join(saved_model, DESCRIPTION_FILE)) or {}
-    return {name: value for name, value in description.items() if value is not None}
+    path = os.path.join(saved_model, DESCRIPTION_FILE)
+    return storage.without_none(storage.read_own_json(path) or {})
 
 
 def read_classes(directory: str) -> tuple[list[str] | None, bool]:

@@ -165,7 +165,7 @@ def test_losses_and_gradients_match_those_in_pytorch(depth, size, torch_python, 
     config = Config(resnet_depth=depth, image_size=size)
     model = model_lib.build_model(config, 10)
     variables = golden.assign_computed_weights(model)
-    parts = torch_names.names_by_part(variables)
+    parts = torch_names.names_by_part(variables, False)
     names = {f"{part}.{name}": key for part in parts for key, name in parts[part].items()}
     assert set(names.values()) == set(variables)
     random = np.random.default_rng(0)

@@ -267,7 +267,7 @@ def test_two_exports_share_the_code_and_a_failed_export_leaves_no_files(tmp_path
 def stock_tensors(depth, stem=7):
     """Returns the tensors of a stock ResNet, with random values."""
     tensors = {
-        torch_names.torch_name(key): torch_names.to_torch(golden.computed_weight(key, shape))
+        torch_names.torch_name(key, False): torch_names.to_torch(golden.computed_weight(key, shape))
         for spec in resnet.layer_specs(*resnet.DEPTHS[depth], 1, stem == 3)
         for name, shape in spec.variables().items()
         for key in [f"model/resnet_model/{spec.key}/{name}"]
