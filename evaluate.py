@@ -6,6 +6,7 @@ import contextlib
 import copy
 import difflib
 import functools
+import itertools
 import math
 import os
 import tempfile
@@ -116,8 +117,7 @@ def eval_batches(
     weights, each batch contains positions, int64 [batch], which `features.collect` uses to put the
     examples in the same order as on a single worker.
     """
-    replicas = strategy.num_replicas_in_sync
-    size = data.eval_batch_size(config, source, split, replicas)
+    size = data.eval_batch_size(config, source, split, strategy.num_replicas_in_sync)
 
     def build(context, replicas_here):
         def add_positions(batch_index, batch):
@@ -283,7 +283,10 @@ class Evaluator(contextlib.ExitStack):
                 storage.write_json(path, results)
             raise
         if self._is_chief:
-            self._write(step, results)
+            self._check()
+            write_results(results_dir(self._config), step, results)
+            scalars = {key: value for key, value in results.items() if isinstance(value, float)}
+            storage.write_scalars(self._writer, step, scalars)
         if self._config.keep_best:
             own = (None, *self._protocol_names)  # without results of earlier protocols
             own_results = {
@@ -323,7 +326,7 @@ class Evaluator(contextlib.ExitStack):
         may_keep = config.mode == "train_then_eval" and not config.allow_flag_changes
         bits = [int(may_keep and bool(value)) for value in is_complete.values()]
         bits = workers.gather_integers(bits, self._strategy).max(0)  # those of the chief
-        names -= {name for name, bit in zip(is_complete, bits) if bit}
+        names -= set(itertools.compress(is_complete, bits))
         listed = dict.fromkeys([*earlier_names, *config.eval_protocols])
         for name in {"", *(sampled & names)}:
             listed.pop(name, None)
@@ -338,12 +341,6 @@ class Evaluator(contextlib.ExitStack):
                     f"{self._weights}: {key} at step {step} is {value}. {features.DIVERGED}"
                 )
         return results
-
-    def _write(self, step: int, results: dict[str, float]) -> None:
-        self._check()
-        write_results(results_dir(self._config), step, results)
-        scalars = {key: value for key, value in results.items() if isinstance(value, float)}
-        storage.write_scalars(self._writer, step, scalars)
 
     @functools.cached_property
     def _writer(self) -> tf.summary.SummaryWriter:
@@ -507,8 +504,7 @@ class Evaluator(contextlib.ExitStack):
             h, z = tf.concat(h, 1), tf.concat(z, 1)
             if batch_index * size < _SAMPLED_IMAGES:
                 vectors.append((h.numpy(), z.numpy()))
-            losses = self._losses(h, z, tf.concat(labels, 0))
-            mean_metrics.add(losses)
+            mean_metrics.add(self._losses(h, z, tf.concat(labels, 0)))
         results = {f"eval/{name}": value for name, value in mean_metrics.means().items()}
         counts = {metrics.CONTRAST_IMAGES: num_batches * size, metrics.CONTRAST_BATCH: size}
         h, z = (np.concatenate(parts, 1)[:, :_SAMPLED_IMAGES] for parts in zip(*vectors))
@@ -697,9 +693,9 @@ def _required_parts(config: Config, source: Source) -> tuple[str, ...]:
         or ("linear_head" in names and config.linear_head_on_projections)
     )
     return (
-        ("encoder",)
-        + (("projection head",) if projections else ())
-        + (("linear head",) if "linear_head" in names else ())
+        "encoder",
+        *["projection head"] * projections,
+        *["linear head"] * ("linear_head" in names),
     )
 
 
@@ -738,8 +734,7 @@ def evaluate_checkpoints(
                     stack.enter_context(evaluator)
                 loaded = restoring.load_parts(model, path, _required_parts(config, source), flag)
                 if is_first and context.is_chief:
-                    for line in loaded.lines:
-                        console.log(line)
+                    console.log_lines(loaded.lines)
                 step = checkpoint_files.step_from_prefix(path) if is_run else loaded.file.step or 0
                 newest = max(newest, step)
                 results = evaluator.evaluate_and_write(

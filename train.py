@@ -268,15 +268,11 @@ class _StepsPerCall:
     On TPUs, a call takes up to ten seconds.
     """
 
-    def __init__(self, use_tpu: bool = False):
+    def __init__(self, use_tpu: bool):
         self._seconds = _SECONDS_PER_CALL * (_TPU_CALLS if use_tpu else 1)
         self._seconds_per_step: float | None = None
-        self._agreed = 1
+        self.count = 1
         self.is_compiled = False
-
-    def limited_to(self, limit: int) -> int:
-        """Returns the number of steps for the next call, at most `limit`."""
-        return min(self._agreed, limit)
 
     def record(self, steps: int, seconds: float) -> None:
         """Records the duration of a call."""
@@ -292,7 +288,7 @@ class _StepsPerCall:
             else max(int(self._seconds / self._seconds_per_step), 1)
         )
         stops, proposals = workers.gather_integers([int(stop), proposal], strategy).T
-        self._agreed = int(proposals.min())
+        self.count = int(proposals.min())
         return bool(stops.any())
 
 
@@ -329,24 +325,22 @@ def _initialize_weights(context: RunContext, model: model_lib.Model) -> dict | N
       checkpoint starts from the same weights again, even if `--checkpoint` is a directory with newer
       ones.
     """
-    config, initial_weights = context.config, None
+    config, recorded, initial_weights = context.config, context.recorded, None
     if config.checkpoint:
-        path = _initial_path(config, context.recorded.initial_weights)
+        path = _initial_path(config, recorded.initial_weights)
         required = (
             ("encoder", "projection head")
             if not config.pretraining and config.linear_head_on_projections
             else ("encoder",)
         )
         loaded = restoring.warm_start(model, path, required, context.source.class_names)
-        recorded = context.recorded
         initial_weights = dict(
             path=loaded.file.location,
             digest=loaded.file.digest(),
             trained_on=recorded.trained_on,
             train_split=recorded.network.get("train_split"),
         )
-        for line in loaded.lines:
-            console.log(line)
+        console.log_lines(loaded.lines)
         if not (
             config.pretraining
             or config.zero_init_logits_layer
@@ -402,7 +396,7 @@ def _log_header(
         f" ({steps.train * config.train_batch_size / num_examples:.3g} epochs), learning rate"
         f" {peak:.3g} after {steps.warmup} warm-up steps; examples: {directory}/views.png"
     )
-    total = sum(variable.shape.num_elements() for variable in model.variables)
+    total = model.count_params()
     # A checkpoint also contains the optimizer's values for each trainable weight.
     slots = weights * 1e6 * (2 if config.optimizer == "adam" else 1)
     count = min(config.keep_checkpoint_max, math.ceil(steps.train / steps.checkpoint))
@@ -431,8 +425,7 @@ def train_dataset(context: RunContext, start_step: int) -> tf.distribute.Distrib
 
 def _fit(image: tf.Tensor, size: int) -> tf.Tensor:
     """Resizes an image to fit into a square, and pads it. Returns float32 [size, size, 3] in [0, 1]."""
-    height, width = image.shape[:2]
-    shape = [max(1, round(side * size / max(height, width))) for side in (height, width)]
+    shape = [max(1, round(side * size / max(image.shape[:2]))) for side in image.shape[:2]]
     resized = tf.image.convert_image_dtype(
         tf.cast(tf.image.resize(image, shape, antialias=True), tf.uint8), tf.float32
     )
@@ -554,7 +547,7 @@ def train(context: RunContext) -> TrainingResult:
         steps_per_call = _StepsPerCall(config.use_tpu)
         while step < steps.train:
             next_save = steps.next_save(step)
-            count, seconds = steps_per_call.limited_to(next_save - step), progress.stopwatch()
+            count, seconds = min(steps_per_call.count, next_save - step), progress.stopwatch()
             with image_checks.naming_unusable(
                 context.source,
                 functools.partial(data.training_paths, config=config, start_step=step),

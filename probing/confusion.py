@@ -51,8 +51,7 @@ def draw(table: pd.DataFrame) -> bytes:
     size = max(3 + 0.35 * len(table), 5)
     figure = mpl_figure.Figure(figsize=(size, size), layout="constrained")
     percent = 100 * table.div(table.sum(axis=1).clip(lower=1), axis=0)
-    display = metrics.ConfusionMatrixDisplay(percent.to_numpy(), display_labels=table.index)
-    display.plot(
+    metrics.ConfusionMatrixDisplay(percent.to_numpy(), display_labels=table.index).plot(
         ax=figure.add_subplot(),
         cmap="Blues",
         colorbar=False,

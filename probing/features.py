@@ -49,7 +49,7 @@ def compile_function(strategy: tf.distribute.Strategy, function: Callable) -> Ca
 
 
 def collect(
-    compiled: Callable, dataset: Iterable, description: str = "features"
+    compiled: Callable, dataset: Iterable, description: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Extracts the vectors of all labeled examples in a padded evaluation data set.
 
@@ -66,7 +66,7 @@ def collect(
       labels: int64 [examples] or [examples, classes], in the same order.
     """
     file, all_labels = VectorFile(), []
-    batches = progress.track(dataset, None, description)
+    batches = progress.track(dataset, description)
     while group := list(itertools.islice(batches, _GATHERED_BATCHES)):
         vectors, labels, weights, positions = (tensor.numpy() for tensor in compiled(group))
         order = np.argsort(positions)
@@ -154,11 +154,8 @@ def pixels_function(size: int) -> Callable:
     """Returns a function that flattens images to vectors. Larger images are first resized to `size` x `size` pixels."""
 
     def function(images):
-        small = (
-            images
-            if images.shape[1] <= size
-            else tf.image.resize(images, [size, size], antialias=True)
-        )
-        return tf.reshape(small, [-1, math.prod(small.shape[1:])])
+        if images.shape[1] > size:
+            images = tf.image.resize(images, [size, size], antialias=True)
+        return tf.reshape(images, [-1, math.prod(images.shape[1:])])
 
     return function

@@ -71,7 +71,7 @@ def lbfgs_accuracy(
     path, losses = LogisticPath(inputs, labels, np.sort(fit), standardize=True), {}
     # `LogisticPath` requires decreasing strengths.
     strengths = sorted(L2_PER_EXAMPLE_CHOICES, reverse=True)
-    for l2_per_example in progress.track(strengths, len(strengths), "logistic regression"):
+    for l2_per_example in progress.track(strengths, "logistic regression"):
         # Select by cross-entropy, since accuracies on few examples are coarse and often tie.
         losses[l2_per_example] = path.fit(l2_per_example * len(fit)).cross_entropy(
             inputs, labels, selection
@@ -179,20 +179,19 @@ class LogisticPath:
             gradient = preconditioner.T @ (total_grad / len(self._rows) + decayed)
             return total_loss / len(self._rows) + np.vdot(decayed, weights) / 2, gradient.ravel()
 
-        options = dict(
-            maxiter=PATH_ITERATIONS,
-            maxfun=2 * PATH_ITERATIONS,
-            maxcor=20,
-            gtol=PATH_TOLERANCE,
-            ftol=PATH_LOSS_TOLERANCE,
-        )
         with scipy_blas_threads().limit(limits=1):
             result = optimize.minimize(
                 objective,
                 (self._hessian_root @ self._weights).ravel(),
                 jac=True,
                 method="L-BFGS-B",
-                options=options,
+                options=dict(
+                    maxiter=PATH_ITERATIONS,
+                    maxfun=2 * PATH_ITERATIONS,
+                    maxcor=20,
+                    gtol=PATH_TOLERANCE,
+                    ftol=PATH_LOSS_TOLERANCE,
+                ),
             )
         self._weights = preconditioner @ result.x.reshape(self._weights.shape)
         self._evaluations += result.nfev
@@ -212,16 +211,11 @@ class LogisticPath:
         ridge = 1e-9 * hessian.diagonal().max() + 1e-12
         return np.linalg.cholesky(hessian + np.diag(decay[:, 0] + ridge)).T
 
-    @property
-    def kernel(self) -> np.ndarray:
-        """Weights [classes, d] of the fitted classes, without biases."""
-        kernel = self._weights[:-1] if self._basis is None else self._basis @ self._weights[:-1]
-        return kernel.T / self._scale
-
     def scores(self, inputs: np.ndarray) -> np.ndarray:
         """Returns logits [n, classes] for inputs [n, d], with -inf for classes that could not be fitted."""
         scores = np.full([len(inputs), self._num_classes], -np.inf)
-        kernel = self.kernel.T
+        kernel = self._weights[:-1] if self._basis is None else self._basis @ self._weights[:-1]
+        kernel = (kernel.T / self._scale).T
         for block in _slices(len(inputs)):
             scores[block, self._classes] = (inputs[block] - self._mean) @ kernel + self._weights[-1]
         return scores

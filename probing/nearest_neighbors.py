@@ -25,11 +25,10 @@ def knn_accuracy(
     """
     from sklearn import neighbors as sklearn_neighbors
 
-    k = min(neighbors, len(train[0]))
     weights = (
         "uniform" if temperature is None else lambda distances: np.exp(-distances / temperature)
     )
     classifier = sklearn_neighbors.KNeighborsClassifier(
-        k, weights=weights, metric="cosine", algorithm="brute"
+        min(neighbors, len(train[0])), weights=weights, metric="cosine", algorithm="brute"
     )
     return float(classifier.fit(*train).score(*test))
