@@ -2,5 +2,4 @@
 
 from export import cli
 
-if __name__ == "__main__":
-    cli.main()
+cli.main()

@@ -63,7 +63,7 @@ def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str,
       averages.
     """
     module = _Trackable()
-    images = tf.TensorSpec([None, None, None, 3], tf.float32, name="inputs")
+    images = tf.TensorSpec([None, None, None, 3], name="inputs")
 
     @tf.function(autograph=False)
     def forward(inputs, training):
@@ -167,15 +167,14 @@ def export(
         remove(export_dir)
         for name in reversed(FILES):
             path = os.path.join(export_dir, name)
-            if _has_link(export_dir, name):
+            if _has_link(export_dir, path):
                 raise UserError(f"{path}: links are not replaced. Remove the link.")
             storage.makedirs(os.path.dirname(path))
             storage.rename({os.path.join(directory, name): path})
 
 
-def _has_link(saved_model: str, name: str) -> bool:
-    """Returns whether a SavedModel, a file in it or the file's directory is a link."""
-    path = os.path.join(saved_model, name)
+def _has_link(saved_model: str, path: str) -> bool:
+    """Returns whether a SavedModel, the file at `path` in it or the file's directory is a link."""
     return any(map(os.path.islink, (saved_model, os.path.dirname(path), path)))
 
 
@@ -183,7 +182,7 @@ def remove(saved_model: str) -> None:
     """Deletes the files of a SavedModel by their names. If other files or links remain, logs a message."""
     for name in FILES:
         path = os.path.join(saved_model, name)
-        if tf.io.gfile.exists(path) and not _has_link(saved_model, name):
+        if tf.io.gfile.exists(path) and not _has_link(saved_model, path):
             tf.io.gfile.remove(path)
     for folder in ("variables", "assets", "assets.extra"):
         with contextlib.suppress(OSError):  # OSError: the directory is not empty or not local.

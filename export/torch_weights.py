@@ -75,7 +75,7 @@ def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None)
             texts = {**metadata, **(head_metadata if part == "linear_head" else {})}
             contents[files[part]] = safetensors_numpy.save(
                 _add_missing(tensors),
-                {name: str(value) for name, value in texts.items() if value is not None},
+                {name: str(value) for name, value in storage.without_none(texts).items()},
             )
     signals.safe_point(storage.NOTHING_WRITTEN)
     with storage.replacing(*contents) as temporary_paths:

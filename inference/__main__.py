@@ -2,5 +2,4 @@
 
 from inference import cli
 
-if __name__ == "__main__":
-    cli.main()
+cli.main()

@@ -73,8 +73,7 @@ def find_clusters(
 
     default = int(np.clip(round((len(vectors) / 2) ** 0.5), *_DEFAULT_CLUSTERS))
     num_clusters = min(num_clusters or default, len(vectors))
-    is_large = len(vectors) > _MINI_BATCH_IMAGES
-    k_means = cluster.MiniBatchKMeans if is_large else cluster.KMeans
+    k_means = cluster.MiniBatchKMeans if len(vectors) > _MINI_BATCH_IMAGES else cluster.KMeans
     estimator = k_means(num_clusters, random_state=seed, n_init=3)
     with warnings.catch_warnings(), _one_thread():
         # Duplicates may leave clusters empty. Empty clusters are dropped below.

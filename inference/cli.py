@@ -160,8 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
     def work():  # The first checks need not wait for TensorFlow to load.
         arguments.inputs = [check_input(path) for path in arguments.inputs]
         if arguments.out:
-            suffixes = PAGES if arguments.run is _gallery else TABLES
-            arguments.out = check_out(arguments.out, suffixes)
+            arguments.out = check_out(arguments.out, PAGES if arguments.run is _gallery else TABLES)
         arguments.run(arguments)
 
     command_line.run_stoppable(parser.prog, work)

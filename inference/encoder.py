@@ -21,7 +21,7 @@ class Encoder(keras.Model):
       class_names: class names of the network's classifier, or None if it has none.
     """
 
-    def __init__(self, path: str, trainable: bool = False):
+    def __init__(self, path: str, trainable: bool):
         """Loads the encoder of the network at `path`; see `inference.load`."""
         super().__init__()
         network, info = restoring.open_network(check_weights_path("PATH", path), flag="PATH")

@@ -108,14 +108,15 @@ def image_loader(config: Config) -> Callable[[str], tf.Tensor | Exception]:
 
     If the file cannot be read, the function returns the exception.
     """
-    size, crop = config.image_size, config.center_crop_eval
 
     # Executing many small operations one by one would take longer than running the network.
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
     def preprocess(content):
         image = tf.io.decode_image(content, 3, tf.float32, expand_animations=False)
         image = tf.ensure_shape(image, [None, None, 3])
-        return data_util.preprocess_for_eval(image, size, crop, config.eval_resize)
+        return data_util.preprocess_for_eval(
+            image, config.image_size, config.center_crop_eval, config.eval_resize
+        )
 
     def load(path):
         try:

@@ -462,8 +462,11 @@ def _pixel_neighbors(
       loaded: small images by index; None if an image could not be loaded.
       queries: indices in `loaded`.
     """
-    size = _PIXELS, _PIXELS
-    pixels = {row: np.asarray(image.resize(size)).ravel() for row, image in loaded.items() if image}
+    pixels = {
+        row: np.asarray(image.resize((_PIXELS, _PIXELS))).ravel()
+        for row, image in loaded.items()
+        if image
+    }
     if not pixels:
         return {}
     rows = np.array([*pixels])
