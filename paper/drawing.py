@@ -105,10 +105,11 @@ def _average(rows: pd.DataFrame, columns: Sequence[str], measure: str = "accurac
     Returns a table with the given columns, the mean accuracy, and the columns `standard_deviation`
     (NaN for a single row) and `runs`.
     """
-    groups = rows.groupby(list(columns), sort=False)[measure]
-    return groups.agg(
-        **{measure: "mean", "standard_deviation": "std", "runs": "size"}
-    ).reset_index()
+    return (
+        rows.groupby(list(columns), sort=False)[measure]
+        .agg(**{measure: "mean", "standard_deviation": "std", "runs": "size"})
+        .reset_index()
+    )
 
 
 def _without_deviations(rows: pd.DataFrame) -> pd.DataFrame:
@@ -327,10 +328,9 @@ def tsne(checkpoint: str, dataset: str, flags: str, split: str, seed: int, out: 
     figure, axes = _panels(1, 2, 5)
     embeddings = []
     for axis, title, space in zip(axes.flat, ("h", "z = g(h)"), spaces):
-        method = manifold.TSNE(
+        points = manifold.TSNE(
             perplexity=min(30, (len(labels) - 1) / 3), init="pca", random_state=seed
-        )
-        points = method.fit_transform(space[selected])
+        ).fit_transform(space[selected])
         embeddings.append(points)
         for index, label in enumerate(chosen):
             axis.scatter(
@@ -677,8 +677,15 @@ def accuracies(rows: pd.DataFrame, name: str, runner: Runner) -> str:
     heights = range(len(points))[::-1]
     for label, marker, face in (("ours", "o", "black"), ("paper", "D", "none")):
         if points[label].notna().any():
-            style = dict(marker=marker, color="black", facecolors=face, label=label, zorder=3)
-            axis.scatter(points[label], heights, **style)
+            axis.scatter(
+                points[label],
+                heights,
+                marker=marker,
+                color="black",
+                facecolors=face,
+                label=label,
+                zorder=3,
+            )
     if plots_changes:
         axis.axvline(0, color="0.6", linewidth=1)
     axis.set_yticks(heights, points["run"], fontsize=8)

@@ -294,6 +294,13 @@ class Fit:
     degrees_of_freedom: int
     deviation: float | None
 
+    @property
+    def quantile(self) -> float:
+        """Quantile of Student's t distribution: half the width of an interval, in standard errors."""
+        from scipy import stats
+
+        return stats.t.ppf((1 + LEVEL) / 2, self.degrees_of_freedom)
+
     def compare(
         self, higher: tuple[str, ...], lower: tuple[str, ...], scale: int = 1
     ) -> tuple[float, float | None]:
@@ -304,15 +311,12 @@ class Fit:
         num_seeds), where t is the quantile of Student's t distribution. Half the width is None if
         there are no degrees of freedom.
         """
-        from scipy import stats
-
         difference = scale * (self.means[list(higher)].mean() - self.means[list(lower)].mean())
         if self.deviation is None:
             return difference, None
-        quantile = stats.t.ppf((1 + LEVEL) / 2, self.degrees_of_freedom)
         # The runs in `higher` and `lower` are distinct.
         variance = (1 / len(higher) + 1 / len(lower)) / self.num_seeds
-        return difference, scale * quantile * self.deviation * np.sqrt(variance)
+        return difference, scale * self.quantile * self.deviation * np.sqrt(variance)
 
 
 def fit(values: pd.DataFrame, compared: tuple[str, ...]) -> Fit | None:
@@ -336,7 +340,7 @@ def fit(values: pd.DataFrame, compared: tuple[str, ...]) -> Fit | None:
     return Fit(means, num_seeds, freedom, deviation)
 
 
-def verdict(low: float, high: float, is_equality: bool = False) -> str:
+def verdict(low: float, high: float, is_equality: bool) -> str:
     """Returns the result for a finding whose difference has the confidence interval [low, high]. See `RULE`."""
     if is_equality:
         if low >= -EQUAL_WITHIN and high <= EQUAL_WITHIN:
@@ -358,11 +362,10 @@ def count_after_holm(comparisons: Iterable[Comparison]) -> int:
     values = []
     for entry in comparisons:
         if entry.low is not None and not entry.finding.is_equality:
-            freedom = entry.fit.degrees_of_freedom
-            quantile = stats.t.ppf((1 + LEVEL) / 2, freedom)
             with np.errstate(divide="ignore"):  # Without noise, the statistic is infinite.
-                statistic = quantile * entry.difference / (entry.high - entry.difference)
-            values.append((2 * stats.t.sf(abs(statistic), freedom), statistic > 0))
+                statistic = entry.fit.quantile * entry.difference / (entry.high - entry.difference)
+            p_value = 2 * stats.t.sf(abs(statistic), entry.fit.degrees_of_freedom)
+            values.append((p_value, statistic > 0))
     count = 0
     for index, (value, is_positive) in enumerate(sorted(values)):
         if value > (1 - LEVEL) / (len(values) - index):

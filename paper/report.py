@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import markdown
 import pandas as pd
 
-import config as config_lib
 from checkpoints.records import Record
+from config import as_flags
 from paper import drawing, findings, results, runner, studies
 from paper.runner import Runner
 from runtime import console, progress, storage
@@ -40,7 +40,7 @@ def write_report(names: list[str], runner: Runner) -> str:
     """
     os.makedirs(runner.folder, exist_ok=True)
     records, tables, done, sections = results.read_records(runner), {}, [], []
-    for name in progress.track(names, len(names), "report"):
+    for name in progress.track(names, "report"):
         found = results.find_results(name, runner, records)
         done += [result.record for result in found if result.record not in done]
         rows = results.table(name, found, runner)
@@ -48,7 +48,7 @@ def write_report(names: list[str], runner: Runner) -> str:
             tables[name], path = rows, os.path.join(runner.folder, name)
             storage.write_bytes(f"{path}.csv", _csv(rows).encode())
             results.write_records(f"{path}.jsonl", found)
-        sections += section(name, rows, runner, records)
+        sections += section(name, rows, runner)
     blocks = [
         f"# The paper's tables, {runner.scale} scale",
         *introduction(done, runner),
@@ -140,7 +140,7 @@ def introduction(done: list[Record], runner: Runner) -> list[str]:
         f"Version: {', '.join(versions)}",
     ]
     if runner.extra:
-        sentences.append(f"Additional flags: {shlex.join(config_lib.as_flags(runner.extra))}")
+        sentences.append(f"Additional flags: {shlex.join(as_flags(runner.extra))}")
     return [html.escape(". ".join(sentences), quote=False) + "."]
 
 
@@ -195,13 +195,13 @@ def _finding_row(comparison: findings.Comparison) -> list[str]:
     ]
 
 
-def section(name: str, rows: pd.DataFrame, runner: Runner, records: dict[str, Record]) -> list[str]:
+def section(name: str, rows: pd.DataFrame, runner: Runner) -> list[str]:
     """Returns the report on a study as blocks of Markdown, and plots its results.
 
     Args:
       name: name of the study.
       rows: result of `results.table`.
-      runner, records: see `results.find_results`.
+      runner: the runner with which the runs were executed.
     """
     study = studies.STUDIES[name]
     blocks = [f"### {study.title} ({study.source})"]
@@ -241,8 +241,9 @@ def section(name: str, rows: pd.DataFrame, runner: Runner, records: dict[str, Re
 def _data_markdown(data: pd.DataFrame) -> str:
     """Returns a table of data as a Markdown table."""
     titles = [title.replace("_", " ") for title in data]
-    rows = data.itertuples(index=False)
-    return _markdown_table(titles, [[*map(_text, data, row)] for row in rows])
+    return _markdown_table(
+        titles, [[*map(_text, data, row)] for row in data.itertuples(index=False)]
+    )
 
 
 def shown_table(
@@ -331,8 +332,7 @@ def _findings(comparisons: Sequence[findings.Comparison]) -> list[str]:
     ]
     text = "; ".join(dict.fromkeys(noise))
     text = f" Estimated standard deviation of the noise in one run: {text}." if noise else ""
-    table = _markdown_table(_FINDING_TITLES, map(_finding_row, comparisons))
-    return [f"Findings:{text}", table]
+    return [f"Findings:{text}", _markdown_table(_FINDING_TITLES, map(_finding_row, comparisons))]
 
 
 def _correlations(name: str, rows: pd.DataFrame) -> list[str]:

@@ -225,7 +225,6 @@ def means(rows: pd.DataFrame) -> pd.DataFrame:
     of the accuracy. Changes are averaged over the seeds that both runs have.
     """
     groups = rows.groupby("run", sort=False)
-    differences = rows.filter(like="difference")
     averaged = {
         "accuracy",
         "accuracy before",
@@ -233,7 +232,7 @@ def means(rows: pd.DataFrame) -> pd.DataFrame:
         "change",
         "_ours",
         *MEASURES,
-        *differences,
+        *rows.filter(like="difference"),
     }
     result = groups.agg({title: "mean" if title in averaged else "first" for title in rows})
     result["seeds"], result["deviation"] = groups.size(), groups["accuracy"].std()

@@ -74,8 +74,9 @@ def direct_command(scheduled: ScheduledRun, runner: Runner) -> str:
     """
     if scheduled.run.best_of:
         return runner_command(scheduled, runner)
-    commands = runner.commands(scheduled.run)
-    return " && ".join(shlex.join(["python", *command]) for command in commands)
+    return " && ".join(
+        shlex.join(["python", *command]) for command in runner.commands(scheduled.run)
+    )
 
 
 def runner_command(scheduled: ScheduledRun, runner: Runner) -> str:

@@ -22,6 +22,11 @@ from transfer import tasks
 _NUMBERS = pathlib.Path(__file__).with_name("numbers")
 
 
+def _dict_field() -> Any:
+    """Returns the default of an attribute of a dataclass: a new, empty dict."""
+    return dataclasses.field(default_factory=dict)
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """A run in a study: training with run.py, or transfer from another run's weights with `python -m transfer`.
@@ -46,15 +51,15 @@ class Run:
 
     name: str
     flags: dict
-    paper: dict = dataclasses.field(default_factory=dict)
-    small_flags: dict = dataclasses.field(default_factory=dict)
+    paper: dict = _dict_field()
+    small_flags: dict = _dict_field()
     recipe: str = "imagenet_paper.cfg"
     small_recipe: str = "study_small.cfg"
     starts_from: tuple | None = None
     best_of: tuple[str, str] | None = None
     transfer: str | None = None
     probe: str | None = None
-    plot_columns: dict = dataclasses.field(default_factory=dict)
+    plot_columns: dict = _dict_field()
     seed: int = 1
 
     @property
@@ -110,11 +115,11 @@ class Study:
     runs: Sequence[Run]
     small_runs: str = ".*"
     small_only: Sequence[Run] = ()
-    cited: Mapping[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    cited: Mapping[str, dict[str, Any]] = _dict_field()
     plotted: tuple = ()
     averaged_over: tuple = ()
     shown: tuple = ()
-    baseline: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    baseline: Mapping[str, str] = _dict_field()
 
     def baseline_of(self, run: str) -> str:
         """Returns the name of the baseline run for `run`, or "" if `run` has no baseline or is the baseline.
@@ -404,14 +409,18 @@ def _grid(depths: Sequence[int], widths: Sequence[int]) -> dict[str, dict[str, A
     }
 
 
-def _networks(depths: Sequence[int], widths: Sequence[int]) -> Iterator[Run]:
+_LARGE_NETWORKS = _grid((18, 34, 50, 101, 152), _WIDTHS)
+_SMALL_NETWORKS = _grid((10,), (1, 2))
+
+
+def _networks(networks: Mapping[str, dict[str, Any]]) -> Iterator[Run]:
     """Returns the runs for Figure 7: 100 epochs of pretraining, and 90 epochs of supervised training.
 
     The paper does not list the networks with supervised training, so the study includes such a run
     for each network.
     """
     scratch = _from_scratch_numbers()
-    for network, flags in _grid(depths, widths).items():
+    for network, flags in networks.items():
         paper = {}
         if flags["resnet_depth"] == 50:
             paper = _top_1(scratch[flags["width_multiplier"]]["top-1"])
@@ -642,13 +651,7 @@ def _few_labels(
         Run(
             f"{name}, {fraction}",
             flags,
-            {
-                measure: number
-                for rows in tables
-                for measure, number in _numbers_for(
-                    rows[flags["width_multiplier"]], fraction
-                ).items()
-            },
+            _numbers_for([rows[flags["width_multiplier"]] for rows in tables], fraction),
             *_LABEL_FRACTIONS[fraction],
             "study_small_labels.cfg",
             starts_from=(study, name.replace("ResNet-50", start)),
@@ -676,20 +679,19 @@ def _few_labels_from_scratch() -> Iterator[Run]:
                 weight_decay=1e-4,
                 train_epochs=epochs,
             ),
-            {
-                measure: number
-                for table in ("table_b4", "table_7")
-                for measure, number in _numbers_for(read_numbers(table)[0], fraction).items()
-            },
+            _numbers_for([read_numbers(table)[0] for table in ("table_b4", "table_7")], fraction),
             dict(train_epochs=60) | small,
             recipe,
             "study_small_labels.cfg",
         )
 
 
-def _numbers_for(row: Mapping[str, Any], fraction: str) -> dict[str, float]:
-    """Returns a table row's accuracies for a label fraction, as far as the table has them."""
-    return _numbers_of(row, f"Label fraction: {fraction.replace(' ', '')}: ")
+def _numbers_for(rows: Iterable[Mapping[str, Any]], fraction: str) -> dict[str, float]:
+    """Returns the accuracies for a label fraction in rows of several tables, as far as the tables have them."""
+    numbers = {}
+    for row in rows:
+        numbers |= _numbers_of(row, f"Label fraction: {fraction.replace(' ', '')}: ")
+    return numbers
 
 
 _LENGTHS = (50, 100, 200, 400, 800, 1600, 3200)
@@ -720,7 +722,7 @@ def _few_labels_cited() -> dict[str, dict[str, float]]:
     cited = {}
     for table in ("table_7", "table_b4"):
         for (name, row), fraction in itertools.product(_cited_rows(table).items(), _FEW):
-            for measure, number in _numbers_for(row, fraction).items():
+            for measure, number in _numbers_for([row], fraction).items():
                 cited.setdefault(name, {})[f"{measure}, {fraction}"] = number
     return cited
 
@@ -832,13 +834,12 @@ _SMALL_SEARCH = dict(steps=150, learning_rates="0.01,0.1", weight_decays="0,0.00
 
 def _small_transfers() -> list[Run]:
     """Returns the runs that transfer from CIFAR-10 to handwritten digits, with the default splits."""
-    encoder = ("color", "1/2")
     return [
         Run(
             f"{command}, {name}, digits",
             {},
             small_flags={"dataset": "digits", **search},
-            starts_from=encoder,
+            starts_from=("color", "1/2"),
             transfer=command,
             plot_columns=dict(task="digits", encoder=name, protocol=command),
         )
@@ -849,6 +850,12 @@ def _small_transfers() -> list[Run]:
         )
     ]
 
+
+_BATCH_COLUMNS: dict[str, Any] = dict(
+    plotted=("scaling", "batch_size", "epochs"),
+    shown=("top-5",),
+    baseline={"linear": "sqrt", r"sqrt \d+": "sqrt 512"},
+)
 
 # Transfer with SimCLR is compared with the supervised encoder, and for digits with training from scratch.
 _TRANSFER_BASELINE = {
@@ -942,9 +949,7 @@ STUDIES = {
         "large batches help when training is short; square-root scaling helps with small batches",
         [*_batches()],
         r"(sqrt|linear) (512|2048), (100|400) epochs",
-        plotted=("scaling", "batch_size", "epochs"),
-        shown=("top-5",),
-        baseline={"linear": "sqrt", r"sqrt \d+": "sqrt 512"},
+        **_BATCH_COLUMNS,
     ),
     "batches_hundreds": Study(
         "Batch size, every 100 epochs",
@@ -952,17 +957,15 @@ STUDIES = {
         "the comparison in `batches`, with 100, 200, ..., 1000 epochs",
         [*_batches(_HUNDREDS)],
         "",
-        plotted=("scaling", "batch_size", "epochs"),
-        shown=("top-5",),
-        baseline={"linear": "sqrt", r"sqrt \d+": "sqrt 512"},
+        **_BATCH_COLUMNS,
     ),
     "networks": Study(
         "Depth and width",
         "Figure 7",
         "larger networks are better; the gap to supervised training shrinks with size",
-        [*_networks((18, 34, 50, 101, 152), _WIDTHS), *_long_networks()],
+        [*_networks(_LARGE_NETWORKS), *_long_networks()],
         r"(supervised )?ResNet-18 \(1x\)",
-        [*_networks((10,), (1, 2))],
+        [*_networks(_SMALL_NETWORKS)],
         plotted=("network", "group"),
         # the same network pretrained for 100 epochs or, for these runs, the smallest network
         baseline={"supervised |, 1000 epochs": "", ".+": _network(1, 18)},
@@ -1078,9 +1081,9 @@ STUDIES = {
         "Few labels with other networks",
         "Figure B.6",
         "larger networks benefit more from fine-tuning on few labels",
-        _few_labels("networks", _grid((18, 34, 50, 101, 152), _WIDTHS)),
+        _few_labels("networks", _LARGE_NETWORKS),
         r"ResNet-18 \(1x\), .*",
-        _few_labels("networks", _grid((10,), (1, 2))),
+        _few_labels("networks", _SMALL_NETWORKS),
         baseline={r"^.*(?=, \d+ %)": _network(1, 18)},
     ),
     "supervised_long": Study(

@@ -39,8 +39,7 @@ def rows_of(base, study, scale="small"):
 def lines_of(base, study):
     """Returns the lines of the report on a study."""
     executor = Runner(str(base), "small")
-    records = results_lib.read_records(executor)
-    blocks = report.section(study, rows_of(base, study), executor, records)
+    blocks = report.section(study, rows_of(base, study), executor)
     return "\n".join(blocks).splitlines()
 
 
