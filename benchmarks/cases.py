@@ -132,13 +132,12 @@ def step(size: int, options: argparse.Namespace) -> Iterator[Case]:
 
 
 def input_pipeline(size: int, options: argparse.Namespace) -> Iterator[Case]:
-    """input pipeline, batches of SIZE images of --flags=--dataset=..., and the original's pipeline"""
+    """input pipeline, batches of SIZE images of --flags=--dataset=..."""
     flags = ["--dataset=digits", f"--train_batch_size={size}", *options.flags]
 
     def ours(*more):
         return "programs.pipeline", dict(flags=[*flags, *more])
 
-    original = ("baselines.original_pipeline", dict(flags=flags))
     decoding = ("programs.decoding", dict(flags=flags))
     device = ours("--augment_on=device")
     uint8, scaled = (
@@ -146,7 +145,6 @@ def input_pipeline(size: int, options: argparse.Namespace) -> Iterator[Case]:
     )
     has_files = bool(config_lib.FILES.holds(config_lib.from_arguments(flags)))
     for name, form, other in (
-        ("two views", ours(), original),
         ("--augment_on=device and host", device, ours()),
         ("crops as uint8 and float32", uint8, device),
         *[("--scaled_decoding and full", scaled, device)] * has_files,

@@ -72,11 +72,10 @@ def main(settings: dict) -> None:
         optimizer, settings["warmup_epochs"] * len(loader), epochs * len(loader)
     )
     compute_loss = NTXentLoss(settings["temperature"])
-    use_bfloat16 = settings["precision"] == "mixed_bfloat16"
     for epoch in range(1, epochs + 1):
         for pair in loader:
             images = torch.cat(pair).to(memory_format=torch.channels_last)
-            with torch.autocast("cpu", torch.bfloat16, enabled=use_bfloat16):
+            with torch.autocast("cpu", enabled=settings["precision"] == "mixed_bfloat16"):
                 projections = network.projection_head(network.encoder(images))
             loss = compute_loss(*projections.float().chunk(2))
             optimizer.zero_grad()

@@ -124,17 +124,7 @@ def nt_xent(size: int, metrics: bool, blocked: bool) -> Implementation:
 # ---------------------------------------------------------------------------------------------------------------- input
 
 
-def open_records(flags: list[str]) -> tuple[config_lib.Config, Any, tf.data.Dataset]:
-    """Returns the settings, the source and an infinite dataset of (key, item, label), shuffled as in training."""
-    config = config_lib.from_arguments(flags)
-    source = datasets.open_configured(config)
-    records = tf.data.Dataset.range(tf.int64.max).flat_map(
-        lambda epoch: source.records(config.train_split, epoch, buffer_mb=config.shuffle_buffer_mb)
-    )
-    return config, source, records
-
-
-def batches_of(dataset: tf.data.Dataset) -> Implementation:
+def _batches_of(dataset: tf.data.Dataset) -> Implementation:
     """Batches of a dataset, after one second in which batches are discarded."""
     iterator, elapsed = iter(dataset), progress.stopwatch()
     while elapsed() < _TUNING_SECONDS:
@@ -144,17 +134,19 @@ def batches_of(dataset: tf.data.Dataset) -> Implementation:
 
 def pipeline(flags: list[str]) -> Implementation:
     """Batches of our input pipeline."""
-    config, source, _ = open_records(flags)
-    return batches_of(data.build_train_dataset(config, source, 0, config.train_batch_size))
+    config = config_lib.from_arguments(flags)
+    source = datasets.open_configured(config)
+    return _batches_of(data.build_train_dataset(config, source, 0, config.train_batch_size))
 
 
 def decoding(flags: list[str]) -> Implementation:
     """Batches of one value per decoded image."""
-    config, source, records = open_records(flags)
-    decoded = records.map(
+    config = config_lib.from_arguments(flags)
+    source = datasets.open_configured(config)
+    decoded = source.records(config.train_split).map(
         lambda key, item, label: tf.reduce_max(source.decode(item)[0, 0]), tf.data.AUTOTUNE
     )
-    return batches_of(decoded.batch(config.train_batch_size).prefetch(2))
+    return _batches_of(decoded.repeat().batch(config.train_batch_size).prefetch(2))
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluation

@@ -2,4 +2,5 @@
 
 from export import cli
 
-cli.main()
+if __name__ == "__main__":
+    cli.main()

@@ -2,4 +2,5 @@
 
 from inference import cli
 
-cli.main()
+if __name__ == "__main__":
+    cli.main()

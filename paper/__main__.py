@@ -2,6 +2,7 @@
 
 from paper import figures, probes, tables
 
-for module in (tables, figures, probes):
-    summary = module.__doc__.partition("\n")[0]
-    print(f"python -m {module.__name__:14} {summary}")
+if __name__ == "__main__":
+    for module in (tables, figures, probes):
+        summary = module.__doc__.partition("\n")[0]
+        print(f"python -m {module.__name__:14} {summary}")

@@ -17,7 +17,7 @@ from benchmarks import compiled as steps
 from checkpoints import torch_names
 from config import Config
 from lars_optimizer import LARSOptimizer
-from support import ROOT, documents, golden, images, processes
+from support import ROOT, documents, golden, processes
 
 SHORT = ("--train_steps=2", "--train_batch_size=16", "--resnet_depth=10")
 TINY = ("--resnet_depth=10", "--image_size=16")
@@ -131,19 +131,6 @@ def test_baseline_of_lars_makes_the_same_updates():
     for variable, expected, value in zip(ours, theirs, start):
         np.testing.assert_allclose(variable - value, expected - value, rtol=1e-3)
         assert np.any(expected != value)
-
-
-def test_baseline_of_the_input_pipeline_returns_two_views_of_all_records(tmp_path):
-    """Without color distortion, the views of an image with a single gray level have this level."""
-    names = [f"{label}/{index}.png" for label in "ab" for index in range(8)]
-    levels = images.write_images(tmp_path, *names)
-    flags = ["--image_size=8", "--train_batch_size=4", "--color_jitter_strength=0"]
-    batches = baselines.original_batches([f"--dataset=folder:{tmp_path}", *flags]).take(4)
-    views, labels = map(np.concatenate, zip(*batches.as_numpy_iterator()))
-    expected = sorted((level, "ab".index(name[0])) for name, level in levels.items())
-    assert views.shape == (16, 8, 8, 6)
-    assert np.ptp(views, (1, 2, 3)).max() < 1e-5
-    assert sorted(zip((255 * views[:, 0, 0, 0]).round(), labels)) == expected
 
 
 def shapes_of(network):

@@ -2,4 +2,5 @@
 
 from transfer import cli
 
-cli.main()
+if __name__ == "__main__":
+    cli.main()
