@@ -157,8 +157,12 @@ def complete(
     """
     is_eval, settings, lines, changes = config.mode == "eval", recorded.settings, [], {}
     # A run without evaluation may have recorded the default of `eval_split`, which may not exist.
-    has_adopted = is_eval and "dataset" not in given and "eval_split" in recorded.network
-    if has_adopted and config.eval_split.partition("[")[0] in source.split_names:
+    if (
+        is_eval
+        and "dataset" not in given
+        and "eval_split" in recorded.network
+        and config.eval_split.partition("[")[0] in source.split_names
+    ):
         given = {*given, "train_split", "eval_split"}
     if is_eval and "dataset" in given and source.split_names == ["train"]:
         # The images of another data set need not be divided if nothing is trained on them.
@@ -182,8 +186,8 @@ def complete(
     elif eval_split != config.eval_split and config.evaluates:
         lines.append(f"eval_split: {eval_split} ({source.name} has no {config.eval_split} split)")
     changes.update(train_split=train_split, eval_split=eval_split)
-    needs_length = not is_eval or not (config.train_steps or config.checkpoint)
-    if needs_length and 0 in (config.train_batch_size, config.train_epochs):
+    has_length = is_eval and (config.train_steps or config.checkpoint)
+    if not has_length and 0 in (config.train_batch_size, config.train_epochs):
         count = datasets.check_split(source, "train_split", train_split)
         count = count if config.pretraining else max(int(count * config.label_fraction), 1)
         power = 2 ** int(math.log2(max(count // 4, 1)))
@@ -291,9 +295,11 @@ def _check_memory(context: RunContext) -> None:
     batch = config.train_batch_size
     while batch and memory.estimate(config.replace(train_batch_size=batch), parts) > limit:
         batch //= 2
-    remedies = [f"--train_batch_size={batch}"] * (batch >= max(parts, 2))
-    remedies += ["a smaller --image_size"]
-    micro_batches = "" if config.use_tpu else ", or set --micro_batch_size"
+    remedies = [
+        *[f"--train_batch_size={batch}"] * (batch >= max(parts, 2)),
+        "a smaller --image_size",
+    ]
+    micro_batches = ", or set --micro_batch_size" * (not config.use_tpu)
     problem = (
         f"--train_batch_size={config.train_batch_size}: training needs about {needed / 1e9:.1f} GB"
         f" of memory, but only {limit / 1e9:.1f} GB are available. Use {' or '.join(remedies)}{micro_batches}."
