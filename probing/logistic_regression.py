@@ -211,11 +211,16 @@ class LogisticPath:
         ridge = 1e-9 * hessian.diagonal().max() + 1e-12
         return np.linalg.cholesky(hessian + np.diag(decay[:, 0] + ridge)).T
 
+    @property
+    def kernel(self) -> np.ndarray:
+        """Weights [classes, d] of the fitted classes, without biases."""
+        kernel = self._weights[:-1] if self._basis is None else self._basis @ self._weights[:-1]
+        return kernel.T / self._scale
+
     def scores(self, inputs: np.ndarray) -> np.ndarray:
         """Returns logits [n, classes] for inputs [n, d], with -inf for classes that could not be fitted."""
         scores = np.full([len(inputs), self._num_classes], -np.inf)
-        kernel = self._weights[:-1] if self._basis is None else self._basis @ self._weights[:-1]
-        kernel = (kernel.T / self._scale).T
+        kernel = self.kernel.T
         for block in _slices(len(inputs)):
             scores[block, self._classes] = (inputs[block] - self._mean) @ kernel + self._weights[-1]
         return scores

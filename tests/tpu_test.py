@@ -218,7 +218,9 @@ def test_xla_supports_all_operations_in_the_training_step(settings):
     step = make_step(config, tf.distribute.get_strategy())
     batch = next(iter(data.build_train_dataset(config, digits.digits_source(), 1, 4)))
     hlo = lower_to_xla(lambda *arguments: step(*arguments), *batch)
-    assert count_operations(hlo)["convolution"] > 10
+    operations = count_operations(hlo)
+    # Convolutions whose kernel covers the image are matrix products.
+    assert operations["convolution"] + operations["dot"] > 20, operations
 
 
 def lower_step(config, strategy):

@@ -330,7 +330,8 @@ def test_other_losses_are_tuned_with_and_without_semi_hard_mining(paper):
     assert values(logistic, "semi_hard", "temperature", "learning_rate") == set(
         itertools.product(mining, temperatures, rates)
     )
-    assert len(configs) == 2 * 5 * 8 - 5
+    nt_xent = [config for config in configs if config.contrastive_loss == "nt_xent"]
+    assert len(nt_xent) == 20 and len(configs) == 2 * 5 * 8 - 5 + 20
 
 
 def test_supervised_autoaugment_runs_include_the_numbers_of_epochs_in_the_footnote(paper):
