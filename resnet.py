@@ -374,7 +374,7 @@ def fixed_padding(inputs: tf.Tensor, kernel_size: int) -> tf.Tensor:
 
 
 class Conv2dFixedPadding(keras.layers.Layer):
-    """Convolution without bias, at the original's key of the checkpoints."""
+    """Convolution without bias. The layer only adds a level to its checkpoint key, as in the original."""
 
     def __init__(self, filters: int, kernel_size: int, strides: int = 1, **kwargs: Any):
         """Creates the layer with `filters` output channels. Kernel size and stride are the same for both axes."""

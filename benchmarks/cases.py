@@ -248,7 +248,8 @@ def parity(size: int, options: argparse.Namespace) -> Iterator[Case]:
 
 def race(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """accuracy during SIZE epochs on CIFAR-10 by this program, the original's (--original) and lightly"""
-    flags = [*_RACE, f"--train_epochs={size}", f"--data_dir={options.data_dir}", *options.flags]
+    data_dir = [f"--data_dir={options.data_dir}"] if options.data_dir else []
+    flags = [*_RACE, f"--train_epochs={size}", *data_dir, *options.flags]
     for name in ("simclr", "original", "lightly"):
         if form := _training(name, flags, f"race_{size}", options):
             yield Case(name, form, None, ("minutes", *FROZEN_METRICS))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.lightly_training JSON
 
-The images are in memory. This module does not import TensorFlow.
+The images are in memory, and no linear head is trained. This module does not import TensorFlow.
 """
 
 from __future__ import annotations

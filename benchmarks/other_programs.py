@@ -77,12 +77,17 @@ def _lightly_command(config: config_lib.Config, model_dir: str) -> list[str]:
 
 
 def train(name: str, flags: list[str], model_dir: str, checkout: str | None) -> float:
-    """Trains with this program, `original` or `lightly`, unless this is finished. Returns the time of the start."""
+    """Trains with `simclr` (this program), `original` or `lightly`. Returns the time at which training started.
+
+    Training is skipped if it was finished with the same settings. Otherwise, `model_dir` is
+    replaced.
+    """
     started, finished = (pathlib.Path(model_dir, file) for file in ("started", "finished"))
-    if not finished.exists():
-        shutil.rmtree(model_dir, ignore_errors=True)  # the rest of an interrupted training
+    config = config_lib.from_arguments(flags)
+    settings = json.dumps(config.settings())
+    if not finished.exists() or finished.read_text() != settings:
+        shutil.rmtree(model_dir, ignore_errors=True)
         os.makedirs(model_dir)
-        config = config_lib.from_arguments(flags)
         if name == "original":
             command = _original_command(config, model_dir, checkout)
         elif name == "lightly":
@@ -93,7 +98,7 @@ def train(name: str, flags: list[str], model_dir: str, checkout: str | None) -> 
         subprocess.run(
             command, cwd=checkout if name == "original" else None, stdout=sys.stderr, check=True
         )
-        finished.touch()
+        finished.write_text(settings)
     return started.stat().st_mtime
 
 
@@ -103,8 +108,11 @@ def accuracies(
     """Trains with a program, and evaluates all its checkpoints with ours.
 
     The result is a dict with the accuracies of the last checkpoint and the minutes of training. The
-    results of all checkpoints are appended to accuracies.csv, next to `model_dir`.
+    results of all checkpoints are written to accuracies.csv, next to `model_dir`, where they
+    replace earlier results in the same `model_dir`.
     """
+
+    directory, run_name = os.path.split(model_dir)
 
     def run(calls):
         start = train(name, flags, model_dir, checkout)
@@ -117,14 +125,17 @@ def accuracies(
             results = programs.accuracies(evaluation, f"{checkpoint}_evaluation")(1)
             rows.append(
                 {
-                    "run": os.path.basename(model_dir),
+                    "run": run_name,
                     "program": name,
                     "minutes": (file.stat().st_mtime - start) / 60,
                     **{key: results[metric] for key, metric in cases.FROZEN_METRICS.items()},
                 }
             )
-        table = f"{os.path.dirname(model_dir)}/accuracies.csv"
-        pd.DataFrame(rows).to_csv(table, mode="a", header=not os.path.exists(table), index=False)
+        path, table = f"{directory}/accuracies.csv", pd.DataFrame(rows)
+        if os.path.exists(path):
+            earlier = pd.read_csv(path)
+            table = pd.concat([earlier[earlier["run"] != run_name], table])
+        table.to_csv(path, index=False)
         return rows[-1]
 
     return run

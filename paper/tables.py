@@ -24,8 +24,8 @@ If a run starts from another run's weights, the other run has the same seed. All
 are executed before those with the next seed.
 
 `commands` prints one line per run, in stages: the runs of stage 1 depend on no other run, and those
-of stage 2 use the weights or the results of runs in stage 1. If runs start from runs of other tables, these
-are included. Identical runs are printed once. By default, the lines are the underlying commands
+of stage 2 use the weights or the results of runs in stage 1. If runs use runs of other tables,
+these are included. Identical runs are printed once. By default, the lines are the underlying commands
 (run.py, for example) with all flags. These commands do not store results for `report`. With
 --runner, each line is a `run` command that locks and executes one run, and stores its results for
 `report`. With --stage, only the lines of one stage are printed, for job arrays. docs/clusters.md

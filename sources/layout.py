@@ -218,7 +218,7 @@ def _labeled_splits(splits: dict[str, Images], flag: str, lines: list[str]) -> d
     for split, images in splits.items():
         if split in unlabeled and names:
             reason = "it has no class folders"
-        elif len(images) == 1 < len(classes) and not images.keys() <= classes.keys():
+        elif len(images) == 1 and len(classes) > 1 and not images.keys() & classes.keys():
             reason = f"its only folder, {min(images)}, is not a class of train"
         else:
             used[split] = images

@@ -12,7 +12,7 @@ import tensorflow as tf
 import model as model_lib
 import objective
 import simclr
-from benchmarks import baselines, cases, cli, measure
+from benchmarks import baselines, cases, cli, measure, other_programs
 from benchmarks import compiled as steps
 from checkpoints import torch_names
 from config import Config
@@ -75,6 +75,29 @@ def test_implementations_run_and_agree(name, tmp_path, monkeypatch):
         if tolerance is not None:
             results = [output["result"] for output in outputs]
             assert results[0] == pytest.approx(results[1], abs=tolerance, rel=0)
+
+
+def test_training_is_repeated_only_if_it_was_not_finished_with_the_same_settings(
+    tmp_path, monkeypatch
+):
+    commands, model_dir = [], tmp_path / "run"
+
+    def train(*flags, fails=False):
+        def run(command, **options):
+            commands.append(command)
+            (model_dir / f"file_{len(commands)}").touch()
+            if fails:
+                raise subprocess.CalledProcessError(1, command)
+
+        monkeypatch.setattr(subprocess, "run", run)
+        other_programs.train("simclr", ["--dataset=digits", *flags], str(model_dir), None)
+        return len(commands), sorted(path.name for path in model_dir.glob("file_*"))
+
+    with pytest.raises(subprocess.CalledProcessError):
+        train(fails=True)
+    assert train() == train() == (2, ["file_2"])
+    assert train("--image_size=8") == (3, ["file_3"])
+    assert "--image_size=8" in commands[2] and "--mode=train" in commands[2]
 
 
 @pytest.mark.slow
