@@ -23,7 +23,7 @@ from config import MIN_SEEN_IMAGES, Config, as_flag, as_flags, settings_with
 from large_batch import memory
 from runtime import console, devices, workers
 from runtime.errors import UserError
-from sources import datasets, image_checks
+from sources import classes, datasets, image_checks
 from sources.files import FileSource
 from sources.source import Source
 
@@ -189,7 +189,7 @@ def complete(
     has_length = is_eval and (config.train_steps or config.checkpoint)
     if not has_length and 0 in (config.train_batch_size, config.train_epochs):
         count = datasets.check_split(source, "train_split", train_split)
-        count = count if config.pretraining else max(int(count * config.label_fraction), 1)
+        count = max(int(count * config.label_fraction), 1) if config.needs_labels else count
         power = 2 ** int(math.log2(max(count // 4, 1)))
         batch = min(math.ceil(min(max(power, 32), 512) / replicas), count // replicas) * replicas
         batch = config.train_batch_size or settings.get("train_batch_size") or max(batch, 2)
@@ -226,6 +226,45 @@ def complete(
         # Evaluations use a fixed seed, which makes them repeatable.
         config = config.replace(seed=(0 if is_eval else new_seed) if seed is None else seed)
     return config, lines
+
+
+def adopt_classes(config: Config, source: Source) -> list[str]:
+    """Gives a data set the classes of the teacher. Returns lines to log.
+
+    If its classes are different, its labels are ignored.
+
+    Raises:
+      UserError: there is no teacher, it has no classifier, or the labels are needed.
+    """
+    if config.teacher is None:
+        raise UserError("--train_mode=distill: there is no teacher to learn from. Set --teacher.")
+    file = weight_files.open_weights(config.teacher, "--teacher")
+    multi_label, count = inspection.read_origin(file).get("multi_label"), file.num_classes
+    if count is None or multi_label:
+        problem = "was trained on several labels per image" if multi_label else "has no classifier"
+        raise UserError(
+            f"--teacher={config.teacher}: the network {problem}. Use weights that were fine-tuned"
+            " with one label per image."
+        )
+    names, new_names = source.class_names, file.class_names
+    is_same = names == new_names if new_names else source.num_classes == count
+    if is_same and not source.multi_label:
+        return []
+    new_names = new_names or [f"class {index}" for index in range(count)]
+    text = classes.differences(names, new_names, "the data set", "the teacher")
+    if config.distill_alpha < 1:
+        problem = f"{source.name} has no labels"
+        if names:
+            problem = (
+                f"the labels of {source.name} cannot be used, because the teacher has other classes"
+                f" ({text})"
+            )
+        raise UserError(
+            f"--distill_alpha={config.distill_alpha:g}: {problem}. Use 1, or data with labels of"
+            " the teacher's classes."
+        )
+    source.drop_labels(new_names)
+    return [f"labels: not used, because the teacher has other classes ({text})"] * bool(names)
 
 
 def _reason_for_no_linear_head(config: Config, source: Source, recorded: Recorded) -> str | None:
@@ -407,7 +446,8 @@ def _check_labels(config: Config, source: Source) -> None:
             )
         return
     problem = f"no labels were found in this split of {source.name}"
-    uses_train_labels = not config.pretraining and config.mode != "eval" or probes
+    uses_train_labels = config.needs_labels and config.mode != "eval" or probes
+    uses_train_labels = uses_train_labels or config.distill_alpha < 1
     if uses_train_labels and not source.has_labels(config.train_split):
         raise UserError(f"--train_split={config.train_split}: {problem}. Use a split with labels.")
     if (probes or "linear_head" in names) and not source.has_labels(config.eval_split):

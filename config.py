@@ -121,6 +121,7 @@ class Condition(NamedTuple):
 
 PRETRAINING = Condition(lambda config: config.pretraining, "--train_mode=pretrain")
 FINE_TUNING = Condition(lambda config: config.train_mode == "finetune", "--train_mode=finetune")
+DISTILLATION = Condition(lambda config: config.train_mode == "distill", "--train_mode=distill")
 PRETRAINING_AUGMENTATION = Condition(
     lambda config: config.uses_pretraining_augmentation, "--train_mode=pretrain or supervised"
 )
@@ -244,10 +245,11 @@ class Config:
         "pretrain: contrastive learning; finetune: load the encoder from --checkpoint, and train it"
         " together with a classifier on labeled images, which are augmented only with random crops"
         " and flips; supervised: train from scratch on labeled images, with the pretraining"
-        " augmentation and without a projection head.",
+        " augmentation and without a projection head; distill: train from scratch on the predictions"
+        " of --teacher, with random crops and flips and without a projection head (SimCLR v2).",
         "identity",
         "of_run",
-        choices=("pretrain", "finetune", "supervised"),
+        choices=("pretrain", "finetune", "supervised", "distill"),
     )
     model_dir: str | None = setting(
         None,
@@ -273,6 +275,13 @@ class Config:
         " this program or the original (TF2 or TF1), or a ResNet from PyTorch (FILE.safetensors)."
         " Evaluation and fine-tuning take the network settings that are not set from the weights.",
         "identity",
+    )
+    teacher: str | None = setting(
+        None,
+        "Weights with a classifier or a linear head, whose predictions a new network learns; see"
+        " --checkpoint. The classes and, if not set, the image size are those of the weights.",
+        "identity",
+        only=DISTILLATION,
     )
     seed: int | None = setting(
         None,
@@ -623,6 +632,23 @@ class Config:
         maximum=4,
         only=FINE_TUNING,
     )
+    distill_temperature: float = setting(
+        1.0,
+        "Temperature of the predictions in distillation (SimCLR v2: 0.1 for the teacher's network, 1"
+        " for a smaller one).",
+        "identity",
+        above=0,
+        only=DISTILLATION,
+    )
+    distill_alpha: float = setting(
+        1.0,
+        "Weight of the teacher's predictions in distillation; that of the labels is 1 minus this"
+        " value. With 1, labels are not used. Images without a label are used, too.",
+        "identity",
+        minimum=0,
+        maximum=1,
+        only=DISTILLATION,
+    )
     zero_init_logits_layer: bool = setting(
         False, "Initialize the linear head or classifier with zeros.", "identity", only=LINEAR_HEAD
     )
@@ -919,6 +945,7 @@ class Config:
         for name, check in (
             ("model_dir", check_path),
             ("checkpoint", check_weights_path),
+            ("teacher", check_weights_path),
             ("data_dir", functools.partial(check_path, allow_patterns=True)),
         ):
             if getattr(self, name) is not None:
@@ -935,7 +962,22 @@ class Config:
     @property
     def uses_pretraining_augmentation(self) -> bool:
         """Returns whether views are augmented as in pretraining, rather than only cropped and flipped."""
-        return self.train_mode != "finetune"
+        return self.train_mode in ("pretrain", "supervised")
+
+    @property
+    def needs_labels(self) -> bool:
+        """Returns whether only images with a label are used for training."""
+        return self.train_mode in ("finetune", "supervised")
+
+    @property
+    def weights_flag(self) -> str:
+        """Returns the name of the setting with the weights that a run depends on."""
+        return "teacher" if self.teacher and self.mode != "eval" else "checkpoint"
+
+    @property
+    def weights(self) -> str | None:
+        """Returns the path of the weights that a run depends on: the teacher, or the initial weights."""
+        return getattr(self, self.weights_flag)
 
     @property
     def conversion(self) -> Conversion:
@@ -974,8 +1016,8 @@ class Config:
 
     @property
     def effective_proj_head_mode(self) -> str:
-        """Returns `proj_head_mode`, or "none" in supervised training, which uses no projection head."""
-        return "none" if self.train_mode == "supervised" else self.proj_head_mode
+        """Returns `proj_head_mode`, or "none" in training from scratch, which uses no projection head."""
+        return "none" if self.train_mode in ("supervised", "distill") else self.proj_head_mode
 
     @property
     def effective_num_proj_layers(self) -> int:
@@ -1133,20 +1175,22 @@ _CONTRADICTIONS = (
         "label_fraction",
         lambda config: (
             config.label_fraction < 1
-            and config.pretraining
+            and not config.needs_labels
             and config.mode != "eval"
             and not (config.mode == "train_then_eval" and PROBES.holds(config))
         ),
-        "pretraining does not use labels. Use this flag only with --mode=eval, or with"
-        " --mode=train_then_eval and lbfgs or knn in --eval_protocol. To pretrain on fewer images,"
+        "--train_mode={config.train_mode} uses all images. Use this flag only with --mode=eval, or"
+        " with --mode=train_then_eval and lbfgs or knn in --eval_protocol. To train on fewer images,"
         " use a slice such as --train_split='train[:10%]'.",
     ),
     (
         "checkpoint",
         lambda config: (
-            config.train_mode == "supervised" and config.checkpoint and config.mode != "eval"
+            config.train_mode in ("supervised", "distill")
+            and config.checkpoint
+            and config.mode != "eval"
         ),
-        "--train_mode=supervised starts from scratch. Remove --checkpoint, or use"
+        "--train_mode={config.train_mode} starts from scratch. Remove --checkpoint, or use"
         " --train_mode=finetune.",
     ),
     (

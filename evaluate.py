@@ -74,7 +74,7 @@ def select_labels(config: Config, source: Source) -> Source:
     Raises:
       UserError: the training split has too few labeled examples.
     """
-    if config.label_fraction == 1 or not config.pretraining:
+    if config.label_fraction == 1 or config.needs_labels:
         return source
     labeled_source = copy.copy(source)
     labeled_source.restrict(config.train_split, config.label_fraction, config.label_seed)

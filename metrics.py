@@ -59,6 +59,8 @@ class Metric(NamedTuple):
 METRICS = (
     Metric("train/contrast_loss", "training", "loss", "contrastive loss"),
     Metric("train/contrast_acc", "training", "contrast_acc", "contrastive accuracy"),
+    Metric("train/distill_loss", "training", "loss", "distillation loss"),
+    Metric("train/teacher_agreement", "training", "agreement", "agreement with the teacher"),
     Metric("train/supervised_acc", "training", "head_acc", "accuracy of the linear head"),
     Metric(
         LINEAR_TOP_1,

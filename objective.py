@@ -112,6 +112,40 @@ def add_supervised_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, logits))
 
 
+def add_distillation_loss(
+    teacher_logits: tf.Tensor,
+    logits: tf.Tensor,
+    labels: tf.Tensor,
+    temperature: float = 1.0,
+    alpha: float = 1.0,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the two terms of the distillation loss (Chen et al. 2020, arXiv:2006.10029, Eqs. 2 and 3).
+
+    P(c | x; tau) is the softmax of the logits divided by the temperature tau. For an image x, the
+    loss is the sum of
+
+        -alpha * sum over classes c of P_teacher(c | x; tau) log P_student(c | x; tau)  and
+        -(1 - alpha) * log P_student(y | x; 1), if x has a label y.
+
+    As in the paper, but unlike in the original's notebook, there is no factor tau^2.
+
+    Args:
+      teacher_logits: [n, classes], which are treated as constants.
+      logits: [n, classes] of the student.
+      labels: int [n]; -1 for images without a label.
+      temperature: tau > 0.
+      alpha: weight in [0, 1].
+
+    Returns:
+      Two scalars in nats, means over the n images. The second is 0 if no image has a label.
+    """
+    targets = tf.nn.softmax(tf.cast(tf.stop_gradient(teacher_logits), logits.dtype) / temperature)
+    soft = tf.nn.softmax_cross_entropy_with_logits(targets, logits / temperature)
+    hard = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
+    hard = tf.where(labels >= 0, hard, tf.zeros_like(hard))
+    return alpha * tf.reduce_mean(soft), (1 - alpha) * tf.reduce_mean(hard)
+
+
 def add_multi_label_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Returns the one-vs-rest binary cross-entropy, summed over the classes.
 

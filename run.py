@@ -116,6 +116,8 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
         config, network_lines = checks.adopt(config, given, recorded)
         with stop.interruptible():
             source = datasets.open_configured(config, may_prepare="dataset" in given)
+        if config.train_mode == "distill" and config.mode != "eval":
+            network_lines += checks.adopt_classes(config, source)
         new_seed = random.SystemRandom().randrange(2**31)
         replicas = strategy.num_replicas_in_sync
         config, lines = checks.complete(config, source, given, recorded, new_seed, replicas)
@@ -171,12 +173,12 @@ def _evaluated_first(config: config_lib.Config) -> Callable[[FileSource], list[s
 def _prepare_source(context: RunContext) -> RunContext:
     """Checks all images, restricts the training split according to `--label_fraction`, and logs the inputs.
 
-    Pretraining uses all images. For its evaluation, see `evaluate.select_labels`. Returns the context
+    Pretraining and distillation use all images. For their evaluation, see `evaluate.select_labels`. Returns the context
     with the number of evaluated images that were also used for training.
     """
     config, source, trains = context.config, context.source, context.config.mode != "eval"
     image_checks.check_images(config, source, context.strategy)
-    if not config.pretraining:
+    if config.needs_labels:
         source.drop_unlabeled(config.train_split)
         if config.label_fraction < 1:
             source.restrict(config.train_split, config.label_fraction, config.label_seed)

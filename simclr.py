@@ -22,6 +22,7 @@ logs all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 import tf_keras as keras
@@ -36,6 +37,20 @@ from model import Model
 from runtime import replicas, rng
 
 Scalars = dict[str, tf.Tensor]
+
+
+class Teacher(NamedTuple):
+    """A network whose predictions another network learns.
+
+    Attributes:
+      model: a built model with a classifier or a linear head. It is not trained.
+      image_size: side length of its input, in pixels.
+    """
+
+    model: Model
+    image_size: int
+
+
 _BLUR = 3  # Index of the random-number stream. Streams 0 to 2 are defined in data.py.
 
 
@@ -87,7 +102,11 @@ def views(
 
 
 def per_image(
-    model: Model, images: Sequence[tf.Tensor], labels: tf.Tensor
+    model: Model,
+    images: Sequence[tf.Tensor],
+    labels: tf.Tensor,
+    config: Config,
+    teacher: Teacher | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, Scalars, Scalars]:
     """Applies the network in training mode, and computes everything that is a mean over images.
 
@@ -95,17 +114,31 @@ def per_image(
       model: a built model.
       images: the V views from `views`, each [n, h, w, 3].
       labels: int [n], or [n, classes] with values 1, 0 and -1 (unknown).
+      config: settings.
+      teacher: the teacher in distillation.
 
     Returns:
       h: representations [V n, c], all first views before all second views.
       z: projections [V n, d], in the same order.
-      terms: terms of the loss, as scalars: the loss of the linear head, if there is one. No gradient
-        flows from it into the encoder in pretraining.
+      terms: terms of the loss, as scalars: the loss of the linear head, if there is one, or those of
+        distillation. No gradient flows from them into the encoder in pretraining.
       metrics: other scalars.
     """
     endpoints = model(tf.concat(images, 0), training=True)
     terms, metrics = {}, {}
-    if model.supervised_head is not None:
+    if teacher:
+        view, logits = tf.concat(images, 0), endpoints["logits_sup"]
+        if view.shape[1] != teacher.image_size:
+            view = tf.image.resize(view, [teacher.image_size] * 2, antialias=True)
+        targets = teacher.model(view, training=False)["logits_sup"]
+        terms["distill_loss"], of_labels = objective.add_distillation_loss(
+            targets, logits, labels, config.distill_temperature, config.distill_alpha
+        )
+        if config.distill_alpha < 1:
+            terms["supervised_loss"] = of_labels
+        hits = metrics_lib.top_1_hits(tf.argmax(targets, 1), logits)
+        metrics["teacher_agreement"] = tf.reduce_mean(tf.cast(hits, tf.float32))
+    elif model.supervised_head is not None:
         terms["supervised_loss"], metrics["supervised_acc"] = supervised_loss(
             endpoints["logits_sup"], tf.concat([labels] * len(images), 0)
         )

@@ -21,7 +21,7 @@ import metrics
 import model as model_lib
 import simclr
 from checkpoints import checkpoint_files, restoring, run_directory, weight_files
-from checkpoints.run_directory import RunContext
+from checkpoints.run_directory import Recorded, RunContext
 from checkpoints.training_log import TrainingLog
 from checkpoints.training_state import TrainingState
 from config import Config
@@ -59,6 +59,7 @@ class TrainStep:
         optimizer: keras.optimizers.legacy.Optimizer,
         config: Config,
         strategy: tf.distribute.Strategy,
+        teacher: simclr.Teacher | None = None,
     ):
         """Creates the step.
 
@@ -67,8 +68,10 @@ class TrainStep:
           optimizer: created by `model.build_optimizer`; its `iterations` variable counts the steps.
           config: settings with `seed` set.
           strategy: the strategy whose replicas share a batch.
+          teacher: the teacher in distillation.
         """
         self.model, self.optimizer, self.config, self.strategy = model, optimizer, config, strategy
+        self.teacher = teacher
         # number of images in a batch on this replica
         self.rows = config.train_batch_size // strategy.num_replicas_in_sync
 
@@ -107,7 +110,7 @@ class TrainStep:
 
     def per_image(self, images: list[tf.Tensor], labels: tf.Tensor) -> tuple:
         """Calls `simclr.per_image`."""
-        return simclr.per_image(self.model, images, labels)
+        return simclr.per_image(self.model, images, labels, self.config, self.teacher)
 
     def over_batch(self, h: tf.Tensor, z: tf.Tensor, labels: tf.Tensor) -> tuple:
         """Calls `simclr.over_batch`."""
@@ -327,19 +330,14 @@ def _initialize_weights(context: RunContext, model: model_lib.Model) -> dict | N
     """
     config, recorded, initial_weights = context.config, context.recorded, None
     if config.checkpoint:
-        path = _initial_path(config, recorded.initial_weights)
+        path = _weights_path(config, recorded.initial_weights)
         required = (
             ("encoder", "projection head")
             if not config.pretraining and config.linear_head_on_projections
             else ("encoder",)
         )
         loaded = restoring.warm_start(model, path, required, context.source.class_names)
-        initial_weights = dict(
-            path=loaded.file.location,
-            digest=loaded.file.digest(),
-            trained_on=recorded.trained_on,
-            train_split=recorded.network.get("train_split"),
-        )
+        initial_weights = _describe_weights(loaded.file, recorded)
         console.log_lines(loaded.lines)
         if not (
             config.pretraining
@@ -356,17 +354,40 @@ def _initialize_weights(context: RunContext, model: model_lib.Model) -> dict | N
     return initial_weights
 
 
-def _initial_path(config: Config, recorded: dict | None) -> str:
-    """Returns the path of the weights that a run starts from. `recorded` describes those of its first start."""
+def load_teacher(context: RunContext) -> tuple[simclr.Teacher, dict]:
+    """Loads the network in `--teacher`. Also returns its description for `Recorded.initial_weights`."""
+    config, recorded = context.config, context.recorded
+    path = _weights_path(config, recorded.initial_weights)
+    with context.strategy.scope():
+        model, info = restoring.open_network(path, flag="--teacher", precision=config.precision)
+    console.log(f"teacher: {info.config.network_name} from {info.file.path}")
+    weights = recorded.initial_weights
+    if weights is None or weights["digest"] != info.file.digest():
+        weights = _describe_weights(info.file, recorded)
+    return simclr.Teacher(model, info.config.image_size), weights
+
+
+def _describe_weights(file: weight_files.WeightFile, recorded: Recorded) -> dict:
+    """Returns the value of `Recorded.initial_weights` for the weights in `file`, whose run is in `recorded`."""
+    return dict(
+        path=file.location,
+        digest=file.digest(),
+        trained_on=recorded.trained_on,
+        train_split=recorded.network.get("train_split"),
+    )
+
+
+def _weights_path(config: Config, recorded: dict | None) -> str:
+    """Returns the path of the weights that a run depends on. `recorded` describes those of its first start."""
     if recorded is None or config.allow_flag_changes:
-        return config.checkpoint
-    for path in (config.checkpoint, recorded["path"]):
+        return config.weights
+    for path in (config.weights, recorded["path"]):
         with contextlib.suppress(UserError):
             file = weight_files.open_weights(path)
             if file.digest() == recorded["digest"]:
                 return file.location
     raise UserError(
-        f"--checkpoint={config.checkpoint}: the weights that the run in {config.model_dir} started"
+        f"--{config.weights_flag}={config.weights}: the weights that the run in {config.model_dir} started"
         f" from ({recorded['path']}) have changed or were deleted. Restore them, choose another"
         " --model_dir, or accept the change with --allow_flag_changes."
     )
@@ -525,6 +546,9 @@ def train(context: RunContext) -> TrainingResult:
         first_step = step = state.step
         decoding_rate, decoding_advice = math.inf, ""
         checkpoint = checkpoint_files.checkpoint_prefix(config.model_dir, step) if step else None
+        teacher = None
+        if config.train_mode == "distill":
+            teacher, state.initial_weights = load_teacher(context)
         context.check_lock()
         # Write only after restoring has succeeded, since invalid settings must not replace the
         # run's own settings.
@@ -539,7 +563,8 @@ def train(context: RunContext) -> TrainingResult:
                 _log_header(config, state.model, steps, num_examples, directory, strategy)
                 decoding_rate, decoding_advice = measure_decoding(config, context.source)
             batches = iter(train_dataset(context, step))
-            run_steps = make_run_steps(TrainStep(state.model, state.optimizer, config, strategy))
+            step_function = TrainStep(state.model, state.optimizer, config, strategy, teacher)
+            run_steps = make_run_steps(step_function)
         evaluations = stack.enter_context(_Evaluations(context, steps, state.model, log))
         if step:
             # The process may have been stopped before this evaluation was complete.

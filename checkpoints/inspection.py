@@ -155,17 +155,20 @@ def read_recorded(config: Config) -> run_directory.Recorded:
     and splits.
     """
     recorded = run_directory.read_run(config.model_dir)
-    if config.mode != "eval" and config.train_mode != "finetune":
+    if config.mode != "eval" and config.train_mode not in ("finetune", "distill"):
         return recorded
-    if recorded.settings and config.checkpoint in (None, recorded.settings.get("checkpoint")):
+    flag = config.weights_flag
+    if recorded.settings and config.weights in (None, recorded.settings.get(flag)):
         network, path = recorded.settings, config.model_dir
         trained_on = run_directory.data_digest(recorded.data)
-    elif config.checkpoint is None:
+    elif config.weights is None:
         return recorded
     else:
-        file, path = weight_files.open_weights(config.checkpoint), config.checkpoint
+        file, path = weight_files.open_weights(config.weights, f"--{flag}"), config.weights
         origin = read_origin(file)
         trained_on, network = origin.get("trained_on"), network_flags(file, with_head_input=True)
+        if flag == "teacher":  # The student may be another network.
+            network = {"image_size": origin["image_size"]} if "image_size" in origin else {}
         data = {
             name: origin[name] for name in settings_with("data_of_run", "pixels") if name in origin
         }

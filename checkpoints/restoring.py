@@ -214,22 +214,25 @@ def weights_digest(model: model_lib.Model) -> str:
 
 
 def open_network(
-    path: str, given: dict[str, int] | None = None, flag: str = "--checkpoint"
+    path: str,
+    given: dict[str, int] | None = None,
+    flag: str = "--checkpoint",
+    precision: str = "float32",
 ) -> tuple[model_lib.Model, inspection.CheckpointInfo]:
     """Builds the network whose weights are at `path` (see `weight_files.locate`), and loads them.
 
-    The network computes in float32, and does not depend on the strategy, frozen blocks or precision
-    used in training.
+    The network does not depend on the strategy, frozen blocks or precision used in training.
 
     Args:
       path: see `weight_files.locate`.
       given: see `inspection.inspect_checkpoint`.
       flag: the flag whose value is `path`, for error messages.
+      precision: see `Config`.
 
     Raises:
       UserError: the weights or the recorded settings are unusable.
     """
     info = inspection.inspect_checkpoint(path, given, flag)
-    model = model_lib.build_model(info.config.replace(precision="float32"), info.file.num_classes)
+    model = model_lib.build_model(info.config.replace(precision=precision), info.file.num_classes)
     console.log_lines(load_model(model, path, flag).notes)
     return model, info

@@ -13,6 +13,7 @@ _TRAINED = {
     "pretrain": "pretrained",
     "finetune": "fine-tuned from a SimCLR encoder",
     "supervised": "trained on labels",
+    "distill": "distilled from another network",
 }
 
 

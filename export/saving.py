@@ -198,8 +198,9 @@ def _training_flags(config: Config) -> dict[str, Any]:
     flags = {**{name: getattr(config, name) for name in always}, **config.identity()}
     # A SavedModel may be published.
     flags["dataset"] = without_directories(flags["dataset"])
-    if "checkpoint" in flags and "://" not in flags["checkpoint"]:
-        flags["checkpoint"] = os.path.basename(flags["checkpoint"].rstrip("/"))
+    for name in {"checkpoint", "teacher"} & flags.keys():
+        if "://" not in flags[name]:
+            flags[name] = os.path.basename(flags[name].rstrip("/"))
     return flags
 
 

@@ -41,9 +41,9 @@ class IndexedSource(Source):
         self._load = load
         self._selected = {}
 
-    def drop_labels(self) -> None:
+    def drop_labels(self, class_names: list[str] | None = None) -> None:
         """See `Source`."""
-        super().drop_labels()
+        super().drop_labels(class_names)
         self._splits = {
             name: (items, np.full(len(labels), -1, np.int64))
             for name, (items, labels) in self._splits.items()

@@ -96,9 +96,9 @@ class Source(abc.ABC):
     def drop_unlabeled(self, split: str) -> None:  # noqa: B027 (TFDS labels all examples of a split.)
         """Permanently restricts `split` to the examples that have a label. Copies are not restricted."""
 
-    def drop_labels(self) -> None:
-        """Makes the source ignore the labels in the data."""
-        self.class_names, self.multi_label = None, False
+    def drop_labels(self, class_names: list[str] | None = None) -> None:
+        """Makes the source ignore the labels in the data. `class_names` are the classes of a classifier for it, if any."""
+        self.class_names, self.multi_label = class_names, False
 
     def largest_values(self, split: str, limit: int) -> tuple[float, float]:
         """Returns the largest absolute value in the first images of a split, and the largest of their type.

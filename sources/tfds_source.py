@@ -86,6 +86,11 @@ class TfdsSource(Source):
             names = getattr(getattr(classes, "feature", classes), "names", None)
             self.class_names = list(names or self._names_of_integers())
 
+    def drop_labels(self, class_names: list[str] | None = None) -> None:
+        """See `Source`."""
+        super().drop_labels(class_names)
+        self._label = None
+
     def _find_image(
         self, tfds: Any, features: dict, given: str | None, preferred: Sequence[str]
     ) -> str:
@@ -278,7 +283,7 @@ class TfdsSource(Source):
         return key, example[self._image], self._label_of(example)
 
     def _label_of(self, example: dict[str, tf.Tensor]) -> tf.Tensor:
-        if self.class_names is None:
+        if self._label is None:
             return self.no_label()
         if not self.multi_label:
             label = tf.cast(example[self._label], tf.int64)

@@ -5,11 +5,14 @@ import re
 import shlex
 
 import pytest
+import tensorflow as tf
 
 import config as config_lib
+import model as model_lib
 import run as run_lib
+from config import Config
 from runtime.errors import UserError
-from support import ROOT
+from support import ROOT, SMALL
 from support.flags import make_flags
 from support.images import write_images
 
@@ -28,7 +31,14 @@ def places(tmp_path_factory):
     (root / "file.txt").write_text("text")
     write_images(root / "photos", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
     write_images(root / "flat", "1.png", "2.png")
-    names = dict(PHOTOS="photos", FLAT="flat", FILE="file.txt", RUN="none", OUT="out")
+    config = Config(**SMALL, dataset="digits")
+    for name, count in dict(teacher=10, encoder=None).items():
+        model = model_lib.build_model(
+            config.replace(lineareval_while_pretraining=count is not None), count
+        )
+        tf.train.Checkpoint(model=model).write(str(root / name))
+    names = dict(TEACHER="teacher", ENCODER="encoder")
+    names |= dict(PHOTOS="photos", FLAT="flat", FILE="file.txt", RUN="none", OUT="out")
     return {name: str(root / path) for name, path in names.items()}
 
 

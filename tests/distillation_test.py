@@ -1,0 +1,223 @@
+"""Tests of distillation (SimCLR v2): the loss against loops, replicas, resuming, and the teacher's classes."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import checks
+import model as model_lib
+import objective
+import resnet
+import simclr
+import train
+from checkpoints import weight_files
+from config import Config
+from runtime import storage
+from sources import digits
+from support import SMALL
+from support.errors import rejects
+from support.images import write_images
+from support.processes import tensors
+from support.runs import run, tiny_config
+
+CLASSES = 4
+
+
+def loops(teacher_logits, logits, labels, temperature, alpha):
+    """Returns the loss and its gradient with respect to `logits`, computed one example and class at a time."""
+    loss, gradient = 0.0, np.zeros_like(logits)
+    for row, (of_teacher, own, label) in enumerate(zip(teacher_logits, logits, labels)):
+        scaled = [np.exp(value / temperature) for value in own]
+        target = [np.exp(value / temperature) for value in of_teacher]
+        plain = [np.exp(value) for value in own]
+        for column in range(len(own)):
+            p = target[column] / sum(target)
+            loss -= alpha * p * np.log(scaled[column] / sum(scaled))
+            gradient[row, column] += alpha * (scaled[column] / sum(scaled) - p) / temperature
+            if label >= 0:
+                gradient[row, column] += (1 - alpha) * plain[column] / sum(plain)
+        if label >= 0:
+            loss -= (1 - alpha) * np.log(plain[label] / sum(plain))
+            gradient[row, label] -= 1 - alpha
+    return loss / len(logits), gradient / len(logits)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("labels", [[0, 2, 1, 3, 2], [-1, 2, -1, 3, -1], [-1] * 5])
+def test_the_loss_and_its_gradient_match_loops_over_examples(temperature, alpha, labels):
+    teacher_logits, logits = np.random.default_rng(0).normal(0, 2, (2, 5, CLASSES))
+    student, teacher = tf.constant(logits), tf.constant(teacher_logits)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([student, teacher])
+        soft, hard = objective.add_distillation_loss(
+            teacher, student, tf.constant(labels), temperature, alpha
+        )
+        loss = soft + hard
+    expected, gradient = loops(teacher_logits, logits, labels, temperature, alpha)
+    np.testing.assert_allclose(loss, expected, rtol=1e-12)
+    np.testing.assert_allclose(tape.gradient(loss, student), gradient, rtol=1e-9, atol=1e-12)
+    assert tape.gradient(loss, teacher) is None
+    assert float(hard) == 0 if alpha == 1 or max(labels) < 0 else float(hard) > 0
+
+
+def make_config(**settings):
+    return Config(
+        **dict(SMALL, train_batch_size=8, train_mode="distill", teacher="unused", seed=5),
+        **dict(learning_rate=0.3, warmup_epochs=0.0, weight_decay=1e-3, distill_alpha=0.3),
+        **settings,
+    )
+
+
+def build(config, seed):
+    """Returns a model with fixed weights, in which gradients reach all variables."""
+    keras.utils.set_random_seed(seed)
+    model = model_lib.build_model(config, CLASSES)
+    for variable in model.variables:
+        if "gamma" in variable.name:
+            variable.assign(tf.ones_like(variable))
+    return model
+
+
+def take_steps(strategy, micro=0, frozen=-1, teacher_size=8):
+    """Takes three steps. Returns the scalars of the first step, and the student's weights afterwards."""
+    config, rows = make_config(micro_batch_size=micro), 8 // strategy.num_replicas_in_sync
+    with strategy.scope():
+        model, teacher = build(config, 3), build(config, 4)
+        model.freeze(frozen)
+        optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
+    before = teacher.get_weights()
+    examples = tf.data.Dataset.from_tensor_slices(((IMAGES,), LABELS))
+    batches = examples.repeat().batch(rows, drop_remainder=True)
+    batches = iter(strategy.distribute_datasets_from_function(lambda _: batches))
+    teacher = simclr.Teacher(teacher, teacher_size)
+    run_steps = train.make_run_steps(train.TrainStep(model, optimizer, config, strategy, teacher))
+    scalars = run_steps(batches, tf.constant(1))[0]
+    run_steps(batches, tf.constant(2))
+    np.testing.assert_equal(teacher.model.get_weights(), before)
+    return scalars, model.get_weights()
+
+
+def assert_same_steps(one, other):
+    assert one[0] == pytest.approx(other[0], rel=1e-6)
+    for array, expected in zip(one[1], other[1], strict=True):
+        np.testing.assert_allclose(array, expected, rtol=1e-9, atol=1e-12)
+
+
+IMAGES = np.random.default_rng(0).uniform(0, 1, (8, 8, 8, 3))
+LABELS = np.array([0, -1, 2, 3, -1, -1, 1, 2])
+ONE = tf.distribute.get_strategy()
+
+
+def test_replicas_and_micro_batches_do_not_change_the_step(
+    unoptimized_graphs, float64, two_replicas, monkeypatch
+):
+    monkeypatch.setitem(resnet.DEPTHS, 10, (False, (1, 1)))  # Tracing takes half as long.
+    scalars, weights = take_steps(ONE)
+    targets = build(make_config(), 4)(IMAGES, training=False)["logits_sup"].numpy()
+    outputs = build(make_config(), 3)(IMAGES, training=True)["logits_sup"].numpy()
+    expected, _ = loops(targets, outputs, LABELS, 1.0, 0.3)
+    total = scalars["train/distill_loss"] + scalars["train/supervised_loss"]
+    assert total == pytest.approx(expected, rel=1e-6)
+    agreement = np.mean(targets.argmax(1) == outputs.argmax(1))
+    assert scalars["train/teacher_agreement"] == pytest.approx(agreement)
+    assert_same_steps(take_steps(two_replicas), (scalars, weights))
+    # With frozen layers, micro-batches do not change the batch statistics.
+    assert_same_steps(take_steps(ONE, micro=4, frozen=4), take_steps(ONE, frozen=4))
+
+
+def test_views_are_resized_for_a_teacher_with_another_input_size(float64, monkeypatch):
+    monkeypatch.setitem(resnet.DEPTHS, 10, (False, (1, 1)))
+    scalars, _ = take_steps(ONE, teacher_size=12)
+    resized = tf.image.resize(IMAGES, [12, 12], antialias=True)
+    targets = build(make_config(), 4)(tf.cast(resized, tf.float64))["logits_sup"].numpy()
+    outputs = build(make_config(), 3)(IMAGES, training=True)["logits_sup"].numpy()
+    expected, _ = loops(targets, outputs, LABELS, 1.0, 0.3)
+    total = scalars["train/distill_loss"] + scalars["train/supervised_loss"]
+    assert total == pytest.approx(expected, rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """Returns the directory of a supervised run on digits."""
+    directory = tmp_path_factory.mktemp("teacher")
+    run(directory, train_mode="supervised", train_steps=2)
+    return directory
+
+
+def distill(directory, teacher, **settings):
+    settings = dict(dict(train_steps=3, checkpoint_steps=1, image_size=16), **settings)
+    return run(directory, train_mode="distill", teacher=str(teacher), **settings)
+
+
+def test_a_student_has_the_checkpoint_keys_of_supervised_training_and_resumes_exactly(
+    teacher, tmp_path
+):
+    log = distill(tmp_path / "run", teacher, mode="train_then_eval", eval_split="test")
+    assert f"settings of {teacher}: --image_size=8" in log and "classifier, top-1" in log
+    student, supervised = (
+        weight_files.open_weights(str(path)) for path in (tmp_path / "run", teacher)
+    )
+    assert student.shapes == supervised.shapes
+    shutil.copytree(tmp_path / "run", tmp_path / "stopped")
+    for file in (tmp_path / "stopped").glob("ckpt-[23].*"):
+        file.unlink()
+    # Newer weights of the teacher are not used.
+    shutil.copytree(teacher, tmp_path / "teacher")
+    assert "resumed at step 1" in distill(tmp_path / "stopped", teacher)
+    np.testing.assert_equal(tensors(tmp_path / "stopped", 3), tensors(tmp_path / "run", 3))
+
+
+def test_another_teacher_under_the_same_path_is_rejected(teacher, tmp_path):
+    path, directory = shutil.copytree(teacher, tmp_path / "teacher"), tmp_path / "run"
+    distill(directory, path, train_steps=1)
+    shutil.rmtree(path)
+    run(path, train_mode="supervised", train_steps=2, seed=8)
+    with rejects(f"--teacher={path}"):
+        distill(directory, path)
+    distill(directory, path, allow_flag_changes=True)
+    recorded = json.loads((directory / "flags.json").read_text())["initial_weights"]
+    assert recorded["digest"] == weight_files.open_weights(str(path)).digest()
+
+
+@pytest.mark.parametrize("names", [["a", "b", "c"], None])
+def test_a_student_has_the_classes_of_its_teacher(names, teacher, tmp_path):
+    paths = [f"{name}/{index}.png" for name in names or ["."] for index in range(4)]
+    write_images(tmp_path / "images", *paths)
+    log = distill(
+        tmp_path / "run",
+        teacher,
+        given=("dataset", "train_split"),
+        dataset=f"folder:{tmp_path / 'images'}",
+        train_split="train",
+        train_batch_size=4,
+    )
+    assert ("labels: not used" in log) == bool(names)
+    student = weight_files.open_weights(str(tmp_path / "run"))
+    assert student.class_names == digits.digits_source().class_names
+
+
+def test_teachers_that_cannot_be_used_are_rejected(teacher, tmp_path):
+    source, classes = digits.digits_source(), tmp_path / "classes"
+    names = source.class_names
+    config = tiny_config(train_mode="distill", teacher=str(teacher), distill_alpha=0.5)
+    assert checks.adopt_classes(config, source) == []
+    source.class_names = names[:9]
+    with rejects("--distill_alpha=0.5: the labels of digits cannot be used"):
+        checks.adopt_classes(config, source)
+    shutil.copytree(teacher, classes)
+    storage.write_json(f"{classes}/classes.json", dict(names=names, multi_label=True))
+    with rejects(f"--teacher={classes}: the network was trained on several labels"):
+        checks.adopt_classes(config.replace(teacher=str(classes)), source)
+    (classes / "classes.json").unlink()
+    # Without recorded names, the number of classes decides.
+    config = config.replace(teacher=str(classes), distill_alpha=1.0)
+    assert "class 0" in checks.adopt_classes(config, source)[0] and source.num_classes == 10
+    assert checks.adopt_classes(config, digits.digits_source()) == []
