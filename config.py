@@ -972,7 +972,8 @@ class Config:
     @property
     def weights_flag(self) -> str:
         """Returns the name of the setting with the weights that a run depends on."""
-        return "teacher" if self.teacher and self.mode != "eval" else "checkpoint"
+        is_student = self.train_mode == "distill" and self.mode != "eval"
+        return "teacher" if is_student else "checkpoint"
 
     @property
     def weights(self) -> str | None:

@@ -248,6 +248,25 @@ FINDINGS = {
         )
         for labels in ("1 %", "10 %")
     ),
+    "distillation": (
+        *(
+            Finding(
+                f"self-distillation improves a network that was fine-tuned on {labels} of the labels",
+                (f"self-distilled, {labels}",),
+                (f"fine-tuned, {labels}",),
+            )
+            for labels in ("1 %", "10 %")
+        ),
+        *(
+            Finding(
+                f"a smaller student is as good as its teacher ({labels} of the labels)",
+                (f"smaller student, {labels}",),
+                (f"self-distilled, {labels}",),
+                is_equality=True,
+            )
+            for labels in ("1 %", "10 %")
+        ),
+    ),
     "few_labels_lengths": (
         Finding(
             "longer training helps more with 1 % of the labels than with 10 %",

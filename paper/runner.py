@@ -171,7 +171,8 @@ class Runner:
         directory, own, passed_on = self.directory(run), self.extra, {}
         start, program, output = [], ["run.py"], "model_dir"
         if run.starts_from:
-            start = [f"--checkpoint={self.directory(studies.find_run(run.starts_from))}"]
+            flag = "checkpoint" if run.transfer else self.config(run).weights_flag
+            start = [f"--{flag}={self.directory(studies.find_run(run.starts_from))}"]
         if run.transfer:
             program, output = ["-m", "transfer", run.transfer], "out"
             own, passed_on = self._split_extra("seed")
@@ -321,7 +322,8 @@ def _read_results(run: studies.Run, directory: str) -> dict[str, float | str]:
     """Returns the metrics that the programs of a run wrote. Raises `UserError` if a file is missing or corrupt."""
     results = _read_json(find_file(directory, "result.json"))
     if not run.transfer:
-        results["million_parameters"] = count_parameters(directory) / 1e6
+        weights = run.flags.get("checkpoint", directory)
+        results["million_parameters"] = count_parameters(weights) / 1e6
     if run.probe:
         probe = _read_json(os.path.join(directory, "probes.json"))[run.probe]
         results |= {f"probe/{name}": value for name, value in probe.items()}
@@ -350,17 +352,17 @@ def _call(arguments: list[str], directory: str, inherited: tuple[int, ...]) -> N
         launcher.run(child_processes.Job((sys.executable, *arguments), directory, ROOT, inherited))
 
 
-def count_parameters(directory: str) -> int:
-    """Returns the number of trainable encoder weights in a run's newest checkpoint.
+def count_parameters(path: str) -> int:
+    """Returns the number of trainable encoder weights at `path` (see `weight_files.locate`).
 
     Raises:
-      UserError: the run has no checkpoint.
+      UserError: there are no weights.
     """
     from checkpoints import architecture, weight_files
 
     return sum(
         math.prod(shape)
-        for key, shape in weight_files.open_weights(directory, "--dir").shapes.items()
+        for key, shape in weight_files.open_weights(path, "--dir").shapes.items()
         if key.startswith(architecture.ENCODER) and "/moving_" not in key
     )
 

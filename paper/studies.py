@@ -790,6 +790,71 @@ def _all_labels() -> list[Run]:
     ]
 
 
+def _distillation() -> Iterator[Run]:
+    """Returns the runs for the three steps of SimCLR v2.
+
+    The network is a ResNet-50 (2x+SK) or, at the small scale, a ResNet-18. The smaller student is a
+    ResNet-50 or a ResNet-10.
+    """
+    large: dict[str, Any] = dict(width_multiplier=2, sk_ratio=0.0625)
+    small: dict[str, Any] = dict(width_multiplier=1, sk_ratio=0.0, resnet_depth=18)
+    head: dict[str, Any] = dict(num_proj_layers=3)
+    numbers = next(row for row in read_numbers("v2_published") if row["Network"] == "r50_2x_sk1")
+    yield Run("pretrained", large, _top_1(numbers["Linear"]), {**small, **head}, "imagenet_v2.cfg")
+    for fraction in _FEW:
+        fine_tuned, distilled = f"fine-tuned, {fraction}", f"self-distilled, {fraction}"
+        yield Run(
+            fine_tuned,
+            large,
+            _top_1(numbers[fraction.replace(" ", "")]),
+            {**_LABEL_FRACTIONS[fraction][0], **small, **head, "ft_proj_selector": 1},
+            f"imagenet_v2_{fraction.replace(' %', 'pct')}.cfg",
+            "study_small_labels.cfg",
+            starts_from=("distillation", "pretrained"),
+        )
+        for name, flags, small_flags, teacher in (
+            (distilled, dict(large, distill_temperature=0.1), small, fine_tuned),
+            (f"smaller student, {fraction}", {}, {}, distilled),
+        ):
+            yield Run(
+                name,
+                flags,
+                {},
+                small_flags,
+                "imagenet_v2_distill.cfg",
+                "study_small_distill.cfg",
+                starts_from=("distillation", teacher),
+            )
+
+
+# columns of v2_published.csv -> folder of the networks
+_PUBLISHED = {
+    "1%": "finetuned_1pct",
+    "10%": "finetuned_10pct",
+    "100%": "finetuned_100pct",
+    "Linear": "pretrained",
+    "Supervised": "supervised",
+}
+
+
+def _published() -> Iterator[Run]:
+    """Returns the evaluations of the networks that the authors published, whose accuracies their README states."""
+    paths = {
+        f"simclrv2/{folder}/{row['Network']}": dict(row, top=row[column])
+        for column, folder in _PUBLISHED.items()
+        for row in read_numbers("v2_published")
+    }
+    paths |= {
+        f"simclrv1/pretrain/{row['Network']}": dict(row, top=row["Linear"])
+        for row in read_numbers("v1_published")
+    }
+    for path, row in paths.items():
+        numbers = {"million parameters": row["Param (M)"]} if "Param (M)" in row else {}
+        yield Run(
+            path, dict(checkpoint=path), {**numbers, **_top_1(row["top"])}, {}, "published.cfg"
+        )
+
+
 _TRANSFER_METRICS = dict(zip(tasks.METRICS, ("top-1", "mean per class", "mAP"), strict=True))
 
 
@@ -1119,6 +1184,30 @@ STUDIES = {
         _cifar(),
         baseline={".+": "supervised"},
         cited={row["Method"]: _numbers_of(row) for row in read_numbers("appendix_b9")[2:]},
+    ),
+    "distillation": Study(
+        "Distillation (SimCLR v2)",
+        "SimCLR v2",
+        "distillation on unlabeled images improves the fine-tuned network, and a smaller student"
+        " loses little",
+        [*_distillation()],
+        small_only=[
+            dataclasses.replace(
+                run,
+                name=run.name.replace(_network(1), "ResNet-18"),
+                flags=dict(run.flags, resnet_depth=18),
+            )
+            for run in _few_labels_from_scratch()
+        ],
+        baseline={r"^[^,]*(?=, \d+ %)": "fine-tuned"},
+    ),
+    "published": Study(
+        "The authors' published networks",
+        "README of the original",
+        "accuracies that the README states",
+        [*_published()],
+        "",
+        baseline={r"r\d+_\dx_sk\d": "r50_1x_sk0", r"\dx$": "1x"},
     ),
     "formulas": Study(
         "Losses and their gradients",
