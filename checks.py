@@ -451,9 +451,9 @@ def _check_labels(config: Config, source: Source) -> None:
     if uses_train_labels and not source.has_labels(config.train_split):
         raise UserError(f"--train_split={config.train_split}: {problem}. Use a split with labels.")
     if (probes or "linear_head" in names) and not source.has_labels(config.eval_split):
-        alternative = ", or --eval_protocol=contrastive" if config.pretraining else ""
+        other = "--eval_protocol=contrastive" if config.pretraining else "--mode=train"
         raise UserError(
-            f"--eval_split={config.eval_split}: {problem}. Use a split with labels{alternative}."
+            f"--eval_split={config.eval_split}: {problem}. Use a split with labels, or {other}."
         )
     if probes or ("linear_head" in names and config.mode != "eval"):
         train, evaluation = (
