@@ -796,8 +796,7 @@ def log_results(
     if reasons:
         console.log(
             f"warning: some results are not better than without training: {'; '.join(reasons)}. Use"
-            " more images, more steps or a larger batch, or start from pretrained weights"
-            " (--checkpoint)."
+            " more images, more steps or a larger batch, or start from pretrained weights."
         )
 
 

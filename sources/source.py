@@ -97,7 +97,7 @@ class Source(abc.ABC):
         """Permanently restricts `split` to the examples that have a label. Copies are not restricted."""
 
     def drop_labels(self, class_names: list[str] | None = None) -> None:
-        """Makes the source ignore the labels in the data. `class_names` are the classes of a classifier for it, if any."""
+        """Makes the source ignore the labels in the data. `class_names` are classes to predict, if any."""
         self.class_names, self.multi_label = class_names, False
 
     def largest_values(self, split: str, limit: int) -> tuple[float, float]:

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_hub as hub
 import tf_keras as keras
 
 import checks
@@ -14,8 +15,9 @@ import objective
 import resnet
 import simclr
 import train
-from checkpoints import weight_files
+from checkpoints import restoring, weight_files
 from config import Config
+from inference import prediction
 from runtime import storage
 from sources import digits
 from support import SMALL
@@ -173,6 +175,21 @@ def test_a_student_has_the_checkpoint_keys_of_supervised_training_and_resumes_ex
     shutil.copytree(teacher, tmp_path / "teacher")
     assert "resumed at step 1" in distill(tmp_path / "stopped", teacher)
     np.testing.assert_equal(tensors(tmp_path / "stopped", 3), tensors(tmp_path / "run", 3))
+
+
+def test_an_exported_student_has_the_classes_of_its_teacher_and_works_in_keras(teacher, tmp_path):
+    """PyTorch is tested in export/torch_weights_test.py, for which the student is a network like any other."""
+    distill(tmp_path / "run", teacher, train_steps=1, with_export=True)
+    images = tf.cast(IMAGES, tf.float32)
+    model, info = restoring.open_network(str(tmp_path / "run"))
+    expected = model(images, training=False)["logits_sup"]
+    layer = hub.KerasLayer(str(tmp_path / "run" / "saved_model" / "1"), output_key="logits_sup")
+    np.testing.assert_allclose(layer(images), expected, rtol=1e-5, atol=1e-6)
+    assert info.class_names == digits.digits_source().class_names
+    write_images(tmp_path / "new", "1.png")
+    predicted, _ = prediction.predict(str(tmp_path / "run"), [str(tmp_path / "new")], top_k=10)
+    ((_, classes),) = predicted.items()
+    assert {name for name, _ in classes} == set(info.class_names)
 
 
 def test_another_teacher_under_the_same_path_is_rejected(teacher, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
+import data_util
 import evaluate
 import model as model_lib
 import resnet
@@ -20,6 +21,8 @@ import train
 from checkpoints import architecture, cli, inspection, restoring, summary, tf1_names, weight_files
 from config import Config, settings_with
 from export import saving
+from paper import report, results, studies
+from paper.runner import Runner
 from runtime.errors import UserError
 from sources import digits
 from support import SMALL, golden, runs
@@ -283,6 +286,34 @@ def test_names_of_published_networks_are_found_in_the_authors_storage(
     (tmp_path / name).mkdir(parents=True)  # An existing local path takes precedence.
     with rejects(f"--checkpoint={name}: this directory contains neither"):
         weight_files.locate(name)
+
+
+@pytest.mark.parametrize("kind", ["TF1 checkpoint", "SavedModel"])
+def test_published_networks_are_evaluated_and_reported_next_to_the_papers_accuracy(
+    kind, tf1_checkpoint, tmp_path
+):
+    """Uses small networks in the formats of the published ones, and digits instead of ImageNet."""
+    path = tf1_checkpoint
+    if kind == "SavedModel":  # A tf.Module that holds the Keras model, as in the original.
+        module, path = tf.Module(), str(tmp_path / "saved_model")
+        module.saved_model = model_lib.build_model(Config(**SMALL), 10)
+        module.saved_model(tf.zeros([1, 32, 32, 3]))
+        tf.saved_model.save(module, path)
+    study, name = studies.STUDIES["published"], "simclrv1/pretrain/1x"
+    run = dataclasses.replace(studies.find_run(("published", name)), flags=dict(checkpoint=path))
+    extra = dict(dataset="digits", eval_split="test", image_size=32, eval_batch_size=60)
+    executor = Runner(str(tmp_path), "paper", extra)
+    record = executor.run("published", run)
+    model, _ = restoring.open_network(path, dict(image_size=32))
+    records = digits.digits_source().records("test").as_numpy_iterator()
+    _, images, labels = map(np.stack, zip(*records))
+    views = data_util.preprocess_for_eval(tf.cast(images, tf.float32) / 255, 32, False, "crop")
+    hits = np.argmax(model(views, training=False)["logits_sup"], 1) == labels
+    assert record.results["eval/label_top_1_accuracy"] == pytest.approx(hits.mean(), abs=1e-6)
+    rows = results.table("published", [results.Result(run, "x", record)], executor)
+    ((titles, (texts,)), _) = report.shown_table(study, results.means(rows))
+    shown = dict(zip(titles, texts))
+    assert shown["paper, top-1"] == "69.1" and shown["linear head"] == f"{100 * hits.mean():.1f}"
 
 
 @pytest.mark.parametrize("selector, rejected", [(-1, True), (0, False)])

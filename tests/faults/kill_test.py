@@ -5,8 +5,11 @@ import signal
 import time
 
 import pytest
+import tensorflow as tf
 
-from runtime import progress, signals
+import model as model_lib
+from config import Config
+from runtime import progress, signals, storage
 from runtime.errors import STOPPED_STATUS, Stopped
 from support import processes
 from support.addresses import worker_environments
@@ -130,10 +133,24 @@ def test_second_signal_of_a_different_type_ends_the_process_at_once():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("environment, seed", [({}, None), ({"REPLICAS": "2"}, 7)])
-def test_killed_run_matches_an_uninterrupted_run(environment, seed, tmp_path):
+@pytest.mark.parametrize(
+    "environment, seed, distills",
+    [({}, None, False), ({"REPLICAS": "2"}, 7, False), ({"REPLICAS": "2"}, 7, True)],
+)
+def test_killed_run_matches_an_uninterrupted_run(environment, seed, distills, tmp_path):
     """Includes a run whose seed is chosen at random when it starts."""
     flags = dict(seed=seed, train_steps=60)
+    if distills:
+        (tmp_path / "teacher").mkdir()
+        storage.write_json(str(tmp_path / "teacher" / "flags.json"), dict(image_size=8))
+        config = Config(resnet_depth=18, image_size=8, train_mode="supervised")
+        teacher = tf.train.Checkpoint(model=model_lib.build_model(config, 10))
+        flags |= dict(
+            train_mode="distill",
+            teacher=teacher.write(str(tmp_path / "teacher" / "ckpt-1")),
+            distill_alpha=0.5,
+            linear_head_learning_rate=None,
+        )
     process = processes.start(tmp_path / "killed", environment, **flags)
     processes.wait_for_checkpoint(tmp_path / "killed", process)
     process.kill()
