@@ -11,7 +11,7 @@ import model as model_lib
 from config import Config
 from runtime import progress, signals, storage
 from runtime.errors import STOPPED_STATUS, Stopped
-from support import processes
+from support import SMALL, processes
 from support.addresses import worker_environments
 
 
@@ -143,7 +143,7 @@ def test_killed_run_matches_an_uninterrupted_run(environment, seed, distills, tm
     if distills:
         (tmp_path / "teacher").mkdir()
         storage.write_json(str(tmp_path / "teacher" / "flags.json"), dict(image_size=8))
-        config = Config(resnet_depth=18, image_size=8, train_mode="supervised")
+        config = Config(**SMALL, train_mode="supervised")
         teacher = tf.train.Checkpoint(model=model_lib.build_model(config, 10))
         flags |= dict(
             train_mode="distill",

@@ -21,7 +21,8 @@ from export import saving  # noqa: E402
 from runtime import devices  # noqa: E402
 
 if __name__ == "__main__":
-    resnet.DEPTHS[10] = (False, (1, 1))
+    if "--train_mode=distill" not in sys.argv:  # The network of the teacher is inferred.
+        resnet.DEPTHS[10] = (False, (1, 1))
     saving.export_to_model_dir = lambda *_: "not made"  # The export requires four block groups.
     # Graph optimization takes more time than it saves.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
