@@ -228,43 +228,43 @@ def complete(
     return config, lines
 
 
-def adopt_classes(config: Config, source: Source) -> list[str]:
-    """Gives a data set the classes of the teacher. Returns lines to log.
+def adopt_classes(config: Config, source: Source, recorded: Recorded) -> list[str]:
+    """Replaces the classes of a data set with those of the teacher. Returns lines to log.
 
-    If its classes are different, its labels are ignored.
+    If they differ, the labels of the data set are ignored.
 
     Raises:
       UserError: there is no teacher, it has no classifier, or the labels are needed.
     """
     if config.teacher is None:
         raise UserError("--train_mode=distill: there is no teacher to learn from. Set --teacher.")
-    file = weight_files.open_weights(config.teacher, "--teacher")
-    multi_label, count = inspection.read_origin(file).get("multi_label"), file.num_classes
-    if count is None or multi_label:
-        problem = "was trained on several labels per image" if multi_label else "has no classifier"
-        raise UserError(
-            f"--teacher={config.teacher}: the network {problem}. Use weights that were fine-tuned"
-            " with one label per image."
+    names = recorded.class_names if recorded.has_checkpoints else None
+    if names is None:
+        info = inspection.inspect_checkpoint(
+            config.teacher, dict(ft_proj_selector=0), flag="--teacher"
         )
-    names, new_names = source.class_names, file.class_names
-    is_same = names == new_names if new_names else source.num_classes == count
-    if is_same and not source.multi_label:
-        return []
-    new_names = new_names or [f"class {index}" for index in range(count)]
-    text = classes.differences(names, new_names, "the data set", "the teacher")
-    if config.distill_alpha < 1:
-        problem = f"{source.name} has no labels"
-        if names:
-            problem = (
-                f"the labels of {source.name} cannot be used, because the teacher has other classes"
-                f" ({text})"
+        if info.class_names is None or info.multi_label:
+            problem = "has several labels per image" if info.class_names else "has no classifier"
+            raise UserError(
+                f"--teacher={config.teacher}: the network {problem}. Use weights with a classifier"
+                " for one label per image."
             )
+        has_names = info.file.class_names or source.num_classes != len(info.class_names)
+        names = info.class_names if has_names else source.class_names
+    if names == source.class_names and not source.multi_label:
+        return []
+    text = classes.differences(source.class_names, names, "the data set", "the teacher")
+    text = "several labels per image" if source.multi_label else text
+    has_labels = source.class_names is not None
+    problem = f"the labels of {source.name} do not match those of the teacher ({text})"
+    problem = problem if has_labels else f"{source.name} has no labels"
+    if config.distill_alpha < 1:
         raise UserError(
-            f"--distill_alpha={config.distill_alpha:g}: {problem}. Use 1, or data with labels of"
-            " the teacher's classes."
+            f"--distill_alpha={config.distill_alpha:g}: {problem}. Use 1, or data with labels of the"
+            " teacher's classes."
         )
-    source.drop_labels(new_names)
-    return [f"labels: not used, because the teacher has other classes ({text})"] * bool(names)
+    source.drop_labels(names)
+    return [f"labels: not used, because {problem}"] * has_labels
 
 
 def _reason_for_no_linear_head(config: Config, source: Source, recorded: Recorded) -> str | None:
@@ -446,12 +446,13 @@ def _check_labels(config: Config, source: Source) -> None:
             )
         return
     problem = f"no labels were found in this split of {source.name}"
-    uses_train_labels = config.needs_labels and config.mode != "eval" or probes
-    uses_train_labels = uses_train_labels or config.distill_alpha < 1
+    is_trained_on_labels = config.needs_labels or config.distill_alpha < 1
+    uses_train_labels = is_trained_on_labels and config.mode != "eval" or probes
     if uses_train_labels and not source.has_labels(config.train_split):
         raise UserError(f"--train_split={config.train_split}: {problem}. Use a split with labels.")
     if (probes or "linear_head" in names) and not source.has_labels(config.eval_split):
-        other = "--eval_protocol=contrastive" if config.pretraining else "--mode=train"
+        other = "--mode=train without --eval_epochs"
+        other = "--eval_protocol=contrastive" if config.pretraining else other
         raise UserError(
             f"--eval_split={config.eval_split}: {problem}. Use a split with labels, or {other}."
         )

@@ -278,8 +278,9 @@ class Config:
     )
     teacher: str | None = setting(
         None,
-        "Weights with a classifier or a linear head, whose predictions a new network learns; see"
-        " --checkpoint. The classes and, if not set, the image size are those of the weights.",
+        "Weights with a classifier or a linear head for one label per image, whose predictions a new"
+        " network learns; see --checkpoint. The classes and, if not set, the image size and the"
+        " decoding of images are those of the weights.",
         "identity",
         only=DISTILLATION,
     )
@@ -503,8 +504,8 @@ class Config:
     )
     color_jitter_strength: float = setting(
         1.0,
-        "Strength of the color distortion; 0 disables it. Not used in fine-tuning or with "
-        "--augmentation=autoaugment.",
+        "Strength of the color distortion; 0 disables it. Not used in fine-tuning and distillation,"
+        " or with --augmentation=autoaugment.",
         "identity",
         minimum=0,
         maximum=100,
@@ -535,7 +536,7 @@ class Config:
     use_blur: bool = setting(
         True,
         "Apply Gaussian blur to half of the views, with a different random sigma (0.1 to 2) for"
-        " each image. Not used in fine-tuning, with --augmentation=autoaugment,"
+        " each image. Not used in fine-tuning and distillation, with --augmentation=autoaugment,"
         " or with --augment_left or --augment_right.",
         "identity",
     )
@@ -971,13 +972,13 @@ class Config:
 
     @property
     def weights_flag(self) -> str:
-        """Returns the name of the setting with the weights that a run depends on."""
+        """Returns the name of the setting with the path of the teacher or of the initial weights."""
         is_student = self.train_mode == "distill" and self.mode != "eval"
         return "teacher" if is_student else "checkpoint"
 
     @property
     def weights(self) -> str | None:
-        """Returns the path of the weights that a run depends on: the teacher, or the initial weights."""
+        """Returns the path of the teacher in distillation, and otherwise of the initial weights."""
         return getattr(self, self.weights_flag)
 
     @property

@@ -66,10 +66,10 @@ def protocols(config: Config, source: Source) -> list[str]:
 
 
 def select_labels(config: Config, source: Source) -> Source:
-    """Returns the source for evaluations after pretraining, whose training split is restricted by `--label_fraction`.
+    """Returns the source for evaluations after training, whose training split is restricted by `--label_fraction`.
 
-    The original source, which pretraining uses, is not restricted. In fine-tuning and supervised
-    training, it has already been restricted, and is returned unchanged.
+    The original source, which pretraining and distillation use, is not restricted. In fine-tuning
+    and supervised training, it has already been restricted, and is returned unchanged.
 
     Raises:
       UserError: the training split has too few labeled examples.
@@ -89,7 +89,10 @@ def during_training(context: RunContext) -> RunContext:
     """
     config, source = context.config, context.source
     labeled = _splits_have_labels(config, source)
-    names = ["linear_head"] if config.has_linear_head and labeled else []
+    head_is_evaluated = labeled or (
+        config.train_mode == "distill" and source.has_labels(config.eval_split)
+    )
+    names = ["linear_head"] if config.has_linear_head and head_is_evaluated else []
     names += ["knn"] if labeled and not source.multi_label else []
     names += ["contrastive"] if config.pretraining and not names else []
     return context.replace(

@@ -116,8 +116,8 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
         config, network_lines = checks.adopt(config, given, recorded)
         with stop.interruptible():
             source = datasets.open_configured(config, may_prepare="dataset" in given)
-        if config.train_mode == "distill" and config.mode != "eval":
-            network_lines += checks.adopt_classes(config, source)
+        if config.weights_flag == "teacher":
+            network_lines += checks.adopt_classes(config, source, recorded)
         new_seed = random.SystemRandom().randrange(2**31)
         replicas = strategy.num_replicas_in_sync
         config, lines = checks.complete(config, source, given, recorded, new_seed, replicas)

@@ -22,7 +22,6 @@ logs all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 import tf_keras as keras
@@ -37,18 +36,6 @@ from model import Model
 from runtime import replicas, rng
 
 Scalars = dict[str, tf.Tensor]
-
-
-class Teacher(NamedTuple):
-    """A network whose predictions another network learns.
-
-    Attributes:
-      model: a built model with a classifier or a linear head. It is not trained.
-      image_size: side length of its input, in pixels.
-    """
-
-    model: Model
-    image_size: int
 
 
 _BLUR = 3  # Index of the random-number stream. Streams 0 to 2 are defined in data.py.
@@ -106,7 +93,7 @@ def per_image(
     images: Sequence[tf.Tensor],
     labels: tf.Tensor,
     config: Config,
-    teacher: Teacher | None = None,
+    teacher: Model | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, Scalars, Scalars]:
     """Applies the network in training mode, and computes everything that is a mean over images.
 
@@ -115,7 +102,7 @@ def per_image(
       images: the V views from `views`, each [n, h, w, 3].
       labels: int [n], or [n, classes] with values 1, 0 and -1 (unknown).
       config: settings.
-      teacher: the teacher in distillation.
+      teacher: in distillation, a built model with a classifier or a linear head, which is not trained.
 
     Returns:
       h: representations [V n, c], all first views before all second views.
@@ -124,13 +111,11 @@ def per_image(
         distillation. No gradient flows from them into the encoder in pretraining.
       metrics: other scalars.
     """
-    endpoints = model(tf.concat(images, 0), training=True)
+    views = tf.concat(images, 0)
+    endpoints = model(views, training=True)
     terms, metrics = {}, {}
     if teacher:
-        view, logits = tf.concat(images, 0), endpoints["logits_sup"]
-        if view.shape[1] != teacher.image_size:
-            view = tf.image.resize(view, [teacher.image_size] * 2, antialias=True)
-        targets = teacher.model(view, training=False)["logits_sup"]
+        targets, logits = teacher(views, training=False)["logits_sup"], endpoints["logits_sup"]
         terms["distill_loss"], of_labels = objective.add_distillation_loss(
             targets, logits, labels, config.distill_temperature, config.distill_alpha
         )

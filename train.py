@@ -20,7 +20,7 @@ import evaluate
 import metrics
 import model as model_lib
 import simclr
-from checkpoints import checkpoint_files, restoring, run_directory, weight_files
+from checkpoints import checkpoint_files, inspection, restoring, run_directory, weight_files
 from checkpoints.run_directory import Recorded, RunContext
 from checkpoints.training_log import TrainingLog
 from checkpoints.training_state import TrainingState
@@ -59,7 +59,7 @@ class TrainStep:
         optimizer: keras.optimizers.legacy.Optimizer,
         config: Config,
         strategy: tf.distribute.Strategy,
-        teacher: simclr.Teacher | None = None,
+        teacher: model_lib.Model | None = None,
     ):
         """Creates the step.
 
@@ -68,7 +68,7 @@ class TrainStep:
           optimizer: created by `model.build_optimizer`; its `iterations` variable counts the steps.
           config: settings with `seed` set.
           strategy: the strategy whose replicas share a batch.
-          teacher: the teacher in distillation.
+          teacher: see `simclr.per_image`.
         """
         self.model, self.optimizer, self.config, self.strategy = model, optimizer, config, strategy
         self.teacher = teacher
@@ -330,14 +330,14 @@ def _initialize_weights(context: RunContext, model: model_lib.Model) -> dict | N
     """
     config, recorded, initial_weights = context.config, context.recorded, None
     if config.checkpoint:
-        path = _weights_path(config, recorded.initial_weights)
+        path = _weights_path(config, recorded)
         required = (
             ("encoder", "projection head")
             if not config.pretraining and config.linear_head_on_projections
             else ("encoder",)
         )
         loaded = restoring.warm_start(model, path, required, context.source.class_names)
-        initial_weights = _describe_weights(loaded.file, recorded)
+        initial_weights = _describe_weights(loaded.file)
         console.log_lines(loaded.lines)
         if not (
             config.pretraining
@@ -354,41 +354,39 @@ def _initialize_weights(context: RunContext, model: model_lib.Model) -> dict | N
     return initial_weights
 
 
-def load_teacher(context: RunContext) -> tuple[simclr.Teacher, dict]:
+def load_teacher(context: RunContext) -> tuple[model_lib.Model, dict]:
     """Loads the network in `--teacher`. Also returns its description for `Recorded.initial_weights`."""
-    config, recorded = context.config, context.recorded
-    path = _weights_path(config, recorded.initial_weights)
+    config = context.config
+    path = _weights_path(config, context.recorded)
     with context.strategy.scope():
         model, info = restoring.open_network(path, flag="--teacher", precision=config.precision)
     console.log(f"teacher: {info.config.network_name} from {info.file.path}")
-    weights = recorded.initial_weights
-    if weights is None or weights["digest"] != info.file.digest():
-        weights = _describe_weights(info.file, recorded)
-    return simclr.Teacher(model, info.config.image_size), weights
+    return model, _describe_weights(info.file)
 
 
-def _describe_weights(file: weight_files.WeightFile, recorded: Recorded) -> dict:
-    """Returns the value of `Recorded.initial_weights` for the weights in `file`, whose run is in `recorded`."""
+def _describe_weights(file: weight_files.WeightFile) -> dict:
+    """Returns the value of `Recorded.initial_weights` for the weights in `file`."""
+    origin = inspection.read_origin(file)
+    names = ("trained_on", "train_split")
     return dict(
-        path=file.location,
-        digest=file.digest(),
-        trained_on=recorded.trained_on,
-        train_split=recorded.network.get("train_split"),
+        path=file.location, digest=file.digest(), **{name: origin.get(name) for name in names}
     )
 
 
-def _weights_path(config: Config, recorded: dict | None) -> str:
-    """Returns the path of the weights that a run depends on. `recorded` describes those of its first start."""
-    if recorded is None or config.allow_flag_changes:
+def _weights_path(config: Config, recorded: Recorded) -> str:
+    """Returns the path of the weights that a run uses, which are those of its first start."""
+    weights, flag = recorded.initial_weights, config.weights_flag
+    is_same = recorded.settings.get(flag) == config.weights and not config.allow_flag_changes
+    if weights is None or not is_same:
         return config.weights
-    for path in (config.weights, recorded["path"]):
+    for path in (config.weights, weights["path"]):
         with contextlib.suppress(UserError):
             file = weight_files.open_weights(path)
-            if file.digest() == recorded["digest"]:
+            if file.digest() == weights["digest"]:
                 return file.location
     raise UserError(
-        f"--{config.weights_flag}={config.weights}: the weights that the run in {config.model_dir} started"
-        f" from ({recorded['path']}) have changed or were deleted. Restore them, choose another"
+        f"--{flag}={config.weights}: the weights that the run in {config.model_dir} uses"
+        f" ({weights['path']}) have changed or were deleted. Restore them, choose another"
         " --model_dir, or accept the change with --allow_flag_changes."
     )
 
@@ -547,7 +545,7 @@ def train(context: RunContext) -> TrainingResult:
         decoding_rate, decoding_advice = math.inf, ""
         checkpoint = checkpoint_files.checkpoint_prefix(config.model_dir, step) if step else None
         teacher = None
-        if config.train_mode == "distill":
+        if config.train_mode == "distill" and step < steps.train:
             teacher, state.initial_weights = load_teacher(context)
         context.check_lock()
         # Write only after restoring has succeeded, since invalid settings must not replace the

@@ -112,7 +112,7 @@ def inspect_checkpoint(
     network = {name: getattr(config, name) for name in settings_with("network")}
     names = ("image_size", "eval_center_crop", "eval_resize")
     recorded = {name: origin[name] for name in names if name in origin}
-    if origin.get("flags", {}).get("train_mode") == "pretrain":
+    if origin.get("flags", {}).get("train_mode") in ("pretrain", "distill"):
         recorded.update(label_fraction=1.0, label_seed=0)  # The run's evaluation used a subset.
     try:
         config = Config(**{**origin.get("flags", {}), **network, **recorded})
@@ -167,10 +167,11 @@ def read_recorded(config: Config) -> run_directory.Recorded:
         file, path = weight_files.open_weights(config.weights, f"--{flag}"), config.weights
         origin = read_origin(file)
         trained_on, network = origin.get("trained_on"), network_flags(file, with_head_input=True)
-        if flag == "teacher":  # The student may be another network.
-            network = {"image_size": origin["image_size"]} if "image_size" in origin else {}
         data = {
             name: origin[name] for name in settings_with("data_of_run", "pixels") if name in origin
         }
         network = {**(network or {}), **data}
+    if flag == "teacher":  # The student may be another network.
+        others = {*settings_with("network")} - {"image_size"}
+        network = {name: value for name, value in network.items() if name not in others}
     return dataclasses.replace(recorded, network=network, network_path=path, trained_on=trained_on)

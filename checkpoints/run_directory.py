@@ -84,8 +84,8 @@ class Recorded:
       data: result of `Source.describe_data`.
       class_names: names of the classes.
       has_checkpoints: whether the directory contains checkpoints.
-      initial_weights: path, digest and training data of the weights in `--checkpoint` that the run
-        started from.
+      initial_weights: path, digest and training data of the weights that the run started from
+        (`--checkpoint`), or of the teacher.
       network: settings of the network in the weights to evaluate or to fine-tune; see
         `checks.adopt`.
       network_path: the run or checkpoint that `network` describes.

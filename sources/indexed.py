@@ -53,6 +53,8 @@ class IndexedSource(Source):
     def class_counts(self, split: str) -> dict[str, int]:
         """See `Source`."""
         labels = self._select(split)[2]
+        if not np.any(labels >= 0):
+            return {}
         counts = (
             (labels == 1).sum(0)
             if self.multi_label

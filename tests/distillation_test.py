@@ -13,9 +13,9 @@ import checks
 import model as model_lib
 import objective
 import resnet
-import simclr
 import train
 from checkpoints import restoring, weight_files
+from checkpoints.run_directory import Recorded
 from config import Config
 from inference import prediction
 from runtime import storage
@@ -85,7 +85,7 @@ def build(config, seed):
     return model
 
 
-def take_steps(strategy, micro=0, frozen=-1, teacher_size=8):
+def take_steps(strategy, micro=0, frozen=-1):
     """Takes three steps. Returns the scalars of the first step, and the student's weights afterwards."""
     config, rows = make_config(micro_batch_size=micro), 8 // strategy.num_replicas_in_sync
     with strategy.scope():
@@ -96,11 +96,10 @@ def take_steps(strategy, micro=0, frozen=-1, teacher_size=8):
     examples = tf.data.Dataset.from_tensor_slices(((IMAGES,), LABELS))
     batches = examples.repeat().batch(rows, drop_remainder=True)
     batches = iter(strategy.distribute_datasets_from_function(lambda _: batches))
-    teacher = simclr.Teacher(teacher, teacher_size)
     run_steps = train.make_run_steps(train.TrainStep(model, optimizer, config, strategy, teacher))
     scalars = run_steps(batches, tf.constant(1))[0]
     run_steps(batches, tf.constant(2))
-    np.testing.assert_equal(teacher.model.get_weights(), before)
+    np.testing.assert_equal(teacher.get_weights(), before)
     return scalars, model.get_weights()
 
 
@@ -132,17 +131,6 @@ def test_replicas_and_micro_batches_do_not_change_the_step(
     assert_same_steps(take_steps(ONE, micro=4, frozen=4), take_steps(ONE, frozen=4))
 
 
-def test_views_are_resized_for_a_teacher_with_another_input_size(float64, monkeypatch):
-    monkeypatch.setitem(resnet.DEPTHS, 10, (False, (1, 1)))
-    scalars, _ = take_steps(ONE, teacher_size=12)
-    resized = tf.image.resize(IMAGES, [12, 12], antialias=True)
-    targets = build(make_config(), 4)(tf.cast(resized, tf.float64))["logits_sup"].numpy()
-    outputs = build(make_config(), 3)(IMAGES, training=True)["logits_sup"].numpy()
-    expected, _ = loops(targets, outputs, LABELS, 1.0, 0.3)
-    total = scalars["train/distill_loss"] + scalars["train/supervised_loss"]
-    assert total == pytest.approx(expected, rel=1e-5)
-
-
 # ------------------------------------------------------------------------------------------------------------- runs
 
 
@@ -171,17 +159,23 @@ def test_a_student_has_the_checkpoint_keys_of_supervised_training_and_resumes_ex
     shutil.copytree(tmp_path / "run", tmp_path / "stopped")
     for file in (tmp_path / "stopped").glob("ckpt-[23].*"):
         file.unlink()
-    # Newer weights of the teacher are not used.
-    shutil.copytree(teacher, tmp_path / "teacher")
     assert "resumed at step 1" in distill(tmp_path / "stopped", teacher)
     np.testing.assert_equal(tensors(tmp_path / "stopped", 3), tensors(tmp_path / "run", 3))
 
 
 def test_an_exported_student_has_the_classes_of_its_teacher_and_works_in_keras(teacher, tmp_path):
     """PyTorch is tested in export/torch_weights_test.py, for which the student is a network like any other."""
-    distill(tmp_path / "run", teacher, train_steps=1, with_export=True)
+    distill(
+        tmp_path / "run",
+        teacher,
+        train_steps=1,
+        with_export=True,
+        mode="train_then_eval",
+        eval_protocol="linear_head,lbfgs",
+        label_fraction=0.5,
+    )
     images = tf.cast(IMAGES, tf.float32)
-    model, info = restoring.open_network(str(tmp_path / "run"))
+    model, info = restoring.open_network(str(tmp_path / "run" / "saved_model" / "1"))
     expected = model(images, training=False)["logits_sup"]
     layer = hub.KerasLayer(str(tmp_path / "run" / "saved_model" / "1"), output_key="logits_sup")
     np.testing.assert_allclose(layer(images), expected, rtol=1e-5, atol=1e-6)
@@ -192,6 +186,14 @@ def test_an_exported_student_has_the_classes_of_its_teacher_and_works_in_keras(t
     assert {name for name, _ in classes} == set(info.class_names)
 
 
+def test_a_finished_student_does_not_need_its_teacher(teacher, tmp_path):
+    path = shutil.copytree(teacher, tmp_path / "teacher")
+    distill(tmp_path / "run", path, train_steps=1)
+    shutil.rmtree(path)
+    settings = dict(train_steps=1, mode="train_then_eval", eval_split="test")
+    assert "the run is finished" in distill(tmp_path / "run", path, **settings)
+
+
 def test_another_teacher_under_the_same_path_is_rejected(teacher, tmp_path):
     path, directory = shutil.copytree(teacher, tmp_path / "teacher"), tmp_path / "run"
     distill(directory, path, train_steps=1)
@@ -199,6 +201,12 @@ def test_another_teacher_under_the_same_path_is_rejected(teacher, tmp_path):
     run(path, train_mode="supervised", train_steps=2, seed=8)
     with rejects(f"--teacher={path}"):
         distill(directory, path)
+    started = shutil.copytree(directory, tmp_path / "started")
+    (started / "ckpt-1.index").unlink()
+    # A run without checkpoints may be started again with another teacher.
+    distill(started, teacher, train_steps=1)
+    recorded = json.loads((started / "flags.json").read_text())["initial_weights"]
+    assert recorded["digest"] == weight_files.open_weights(str(teacher)).digest()
     distill(directory, path, allow_flag_changes=True)
     recorded = json.loads((directory / "flags.json").read_text())["initial_weights"]
     assert recorded["digest"] == weight_files.open_weights(str(path)).digest()
@@ -216,7 +224,7 @@ def test_a_student_has_the_classes_of_its_teacher(names, teacher, tmp_path):
         train_split="train",
         train_batch_size=4,
     )
-    assert ("labels: not used" in log) == bool(names)
+    assert ("labels: not used" in log) == bool(names) and "has no images of" not in log
     student = weight_files.open_weights(str(tmp_path / "run"))
     assert student.class_names == digits.digits_source().class_names
 
@@ -225,16 +233,19 @@ def test_teachers_that_cannot_be_used_are_rejected(teacher, tmp_path):
     source, classes = digits.digits_source(), tmp_path / "classes"
     names = source.class_names
     config = tiny_config(train_mode="distill", teacher=str(teacher), distill_alpha=0.5)
-    assert checks.adopt_classes(config, source) == []
+    assert checks.adopt_classes(config, source, Recorded()) == []
     source.class_names = names[:9]
-    with rejects("--distill_alpha=0.5: the labels of digits cannot be used"):
-        checks.adopt_classes(config, source)
+    with rejects("--distill_alpha=0.5: the labels of digits do not match"):
+        checks.adopt_classes(config, source, Recorded())
     shutil.copytree(teacher, classes)
     storage.write_json(f"{classes}/classes.json", dict(names=names, multi_label=True))
-    with rejects(f"--teacher={classes}: the network was trained on several labels"):
-        checks.adopt_classes(config.replace(teacher=str(classes)), source)
+    with rejects(f"--teacher={classes}: the network has several labels"):
+        checks.adopt_classes(config.replace(teacher=str(classes)), source, Recorded())
     (classes / "classes.json").unlink()
     # Without recorded names, the number of classes decides.
     config = config.replace(teacher=str(classes), distill_alpha=1.0)
-    assert "class 0" in checks.adopt_classes(config, source)[0] and source.num_classes == 10
-    assert checks.adopt_classes(config, digits.digits_source()) == []
+    assert (
+        "class 0" in checks.adopt_classes(config, source, Recorded())[0]
+        and source.num_classes == 10
+    )
+    assert checks.adopt_classes(config, digits.digits_source(), Recorded()) == []
