@@ -29,22 +29,22 @@ from support.runs import run, tiny_config
 CLASSES = 4
 
 
+def softmax(logits):
+    return np.exp(logits) / np.exp(logits).sum()
+
+
 def loops(teacher_logits, logits, labels, temperature, alpha):
-    """Returns the loss and its gradient with respect to `logits`, computed one example and class at a time."""
+    """Returns the loss and its gradient with respect to `logits`, computed one example at a time."""
     loss, gradient = 0.0, np.zeros_like(logits)
-    for row, (of_teacher, own, label) in enumerate(zip(teacher_logits, logits, labels)):
-        scaled = [np.exp(value / temperature) for value in own]
-        target = [np.exp(value / temperature) for value in of_teacher]
-        plain = [np.exp(value) for value in own]
-        for column in range(len(own)):
-            p = target[column] / sum(target)
-            loss -= alpha * p * np.log(scaled[column] / sum(scaled))
-            gradient[row, column] += alpha * (scaled[column] / sum(scaled) - p) / temperature
-            if label >= 0:
-                gradient[row, column] += (1 - alpha) * plain[column] / sum(plain)
+    for row, label in enumerate(labels):
+        target = softmax(teacher_logits[row] / temperature)
+        predicted = softmax(logits[row] / temperature)
+        loss -= alpha * sum(target * np.log(predicted))
+        gradient[row] = alpha * (predicted - target) / temperature
         if label >= 0:
-            loss -= (1 - alpha) * np.log(plain[label] / sum(plain))
-            gradient[row, label] -= 1 - alpha
+            predicted = softmax(logits[row])
+            loss -= (1 - alpha) * np.log(predicted[label])
+            gradient[row] += (1 - alpha) * (predicted - np.eye(CLASSES)[label])
     return loss / len(logits), gradient / len(logits)
 
 
