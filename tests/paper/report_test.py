@@ -226,11 +226,13 @@ def test_the_documents_agree_with_the_recorded_results(tmp_path, program):
     (tmp_path / "small").mkdir()
     for path in recorded.glob("*.jsonl"):
         shutil.copy(path, tmp_path / "small")
-    program("report", "1", "4", "5", "pairs", "heads", "batches", "tuning")
+    names = "1 4 5 pairs heads batches tuning few_labels probes flip broader"
+    program("report", *names.split())
     text = (tmp_path / "small" / "report.md").read_text()
     assert text == (recorded / "report.md").read_text()
     _, overview = text.split("\n### Findings\n\n")
     document = (ROOT / "docs" / "studies.md").read_text()
+    assert f"report {names} --dir=docs/tables" in document
     assert overview.split("\n\n")[0].strip() in document
     for key in (("heads", "linear 512"), ("color", "1/2")):
         directory = Runner("runs/tables", "small").directory(studies.find_run(key))
