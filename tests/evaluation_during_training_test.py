@@ -197,7 +197,7 @@ def test_runs_on_unlabeled_training_examples_are_evaluated_with_the_contrastive_
                 eval_split="train[:64]",
                 eval_epochs=1,
             ),
-            "--eval_split={}. Use a split with labels.",
+            "--eval_split={}. Use a split with labels, or --mode=train without --eval_epochs.",
         ),
     ],
 )
