@@ -1,6 +1,5 @@
 """Tests of distillation (SimCLR v2): the loss against loops, replicas, resuming, and the teacher's classes."""
 
-import json
 import shutil
 
 import numpy as np
@@ -14,7 +13,7 @@ import model as model_lib
 import objective
 import resnet
 import train
-from checkpoints import restoring, weight_files
+from checkpoints import restoring, run_directory, weight_files
 from checkpoints.run_directory import Recorded
 from config import Config
 from inference import prediction
@@ -27,6 +26,8 @@ from support.processes import tensors
 from support.runs import run, tiny_config
 
 CLASSES = 4
+# Only the logistic regression uses the fraction of the labels.
+EVALUATED = dict(mode="train_then_eval", eval_protocol="linear_head,lbfgs", label_fraction=0.5)
 
 
 def softmax(logits):
@@ -75,10 +76,10 @@ def make_config(**settings):
     )
 
 
-def build(config, seed):
+def build(config, seed, classes=CLASSES):
     """Returns a model with fixed weights, in which gradients reach all variables."""
     keras.utils.set_random_seed(seed)
-    model = model_lib.build_model(config, CLASSES)
+    model = model_lib.build_model(config, classes)
     for variable in model.variables:
         if "gamma" in variable.name:
             variable.assign(tf.ones_like(variable))
@@ -117,7 +118,7 @@ ONE = tf.distribute.get_strategy()
 def test_replicas_and_micro_batches_do_not_change_the_step(
     unoptimized_graphs, float64, two_replicas, monkeypatch
 ):
-    monkeypatch.setitem(resnet.DEPTHS, 10, (False, (1, 1)))  # Tracing takes half as long.
+    monkeypatch.setitem(resnet.DEPTHS, 10, (False, ()))  # The blocks do not matter.
     scalars, weights = take_steps(ONE)
     targets = build(make_config(), 4)(IMAGES, training=False)["logits_sup"].numpy()
     outputs = build(make_config(), 3)(IMAGES, training=True)["logits_sup"].numpy()
@@ -147,74 +148,62 @@ def distill(directory, teacher, **settings):
     return run(directory, train_mode="distill", teacher=str(teacher), **settings)
 
 
+@pytest.fixture(scope="module")
+def student(teacher, tmp_path_factory):
+    """Returns the directory and the log of a student with an evaluation and an export."""
+    directory = tmp_path_factory.mktemp("student") / "run"
+    return directory, distill(directory, teacher, with_export=True, **EVALUATED)
+
+
 def test_a_student_has_the_checkpoint_keys_of_supervised_training_and_resumes_exactly(
-    teacher, tmp_path
+    student, teacher, tmp_path
 ):
-    log = distill(tmp_path / "run", teacher, mode="train_then_eval", eval_split="test")
+    directory, log = student
     assert f"settings of {teacher}: --image_size=8" in log and "classifier, top-1" in log
-    student, supervised = (
-        weight_files.open_weights(str(path)) for path in (tmp_path / "run", teacher)
-    )
-    assert student.shapes == supervised.shapes
-    shutil.copytree(tmp_path / "run", tmp_path / "stopped")
-    for file in (tmp_path / "stopped").glob("ckpt-[23].*"):
+    files = [weight_files.open_weights(str(path)) for path in (directory, teacher)]
+    assert files[0].shapes == files[1].shapes
+    stopped = shutil.copytree(directory, tmp_path / "stopped")
+    for file in stopped.glob("ckpt-[23].*"):
         file.unlink()
-    assert "resumed at step 1" in distill(tmp_path / "stopped", teacher)
-    np.testing.assert_equal(tensors(tmp_path / "stopped", 3), tensors(tmp_path / "run", 3))
+    assert "resumed at step 1" in distill(stopped, teacher, **EVALUATED)
+    np.testing.assert_equal(tensors(stopped, 3), tensors(directory, 3))
 
 
-def test_an_exported_student_has_the_classes_of_its_teacher_and_works_in_keras(teacher, tmp_path):
+def test_an_exported_student_has_the_classes_of_its_teacher_and_works_in_keras(student, tmp_path):
     """PyTorch is tested in export/torch_weights_test.py, for which the student is a network like any other."""
-    distill(
-        tmp_path / "run",
-        teacher,
-        train_steps=1,
-        with_export=True,
-        mode="train_then_eval",
-        eval_protocol="linear_head,lbfgs",
-        label_fraction=0.5,
-    )
+    directory, _ = student
+    saved_model = str(directory / "saved_model" / "3")
     images = tf.cast(IMAGES, tf.float32)
-    model, info = restoring.open_network(str(tmp_path / "run" / "saved_model" / "1"))
+    model, info = restoring.open_network(saved_model)
     expected = model(images, training=False)["logits_sup"]
-    layer = hub.KerasLayer(str(tmp_path / "run" / "saved_model" / "1"), output_key="logits_sup")
+    layer = hub.KerasLayer(saved_model, output_key="logits_sup")
     np.testing.assert_allclose(layer(images), expected, rtol=1e-5, atol=1e-6)
     assert info.class_names == digits.digits_source().class_names
     write_images(tmp_path / "new", "1.png")
-    predicted, _ = prediction.predict(str(tmp_path / "run"), [str(tmp_path / "new")], top_k=10)
+    predicted, _ = prediction.predict(str(directory), [str(tmp_path / "new")], top_k=10)
     ((_, classes),) = predicted.items()
     assert {name for name, _ in classes} == set(info.class_names)
 
 
-def test_a_finished_student_does_not_need_its_teacher(teacher, tmp_path):
-    path = shutil.copytree(teacher, tmp_path / "teacher")
-    distill(tmp_path / "run", path, train_steps=1)
-    shutil.rmtree(path)
-    settings = dict(train_steps=1, mode="train_then_eval", eval_split="test")
-    assert "the run is finished" in distill(tmp_path / "run", path, **settings)
-
-
-def test_another_teacher_under_the_same_path_is_rejected(teacher, tmp_path):
+def test_only_unfinished_students_need_their_teacher_and_another_one_is_rejected(teacher, tmp_path):
     path, directory = shutil.copytree(teacher, tmp_path / "teacher"), tmp_path / "run"
     distill(directory, path, train_steps=1)
+    file = weight_files.open_weights(str(path)).path
     shutil.rmtree(path)
-    run(path, train_mode="supervised", train_steps=2, seed=8)
-    with rejects(f"--teacher={path}"):
+    assert "the run is finished" in distill(directory, path, train_steps=1)
+    shutil.copytree(teacher, path)
+    tf.train.Checkpoint(model=build(make_config(), 8, 10)).write(file)
+    with rejects(f"--teacher={path}: the weights that the run in {directory} uses"):
         distill(directory, path)
-    started = shutil.copytree(directory, tmp_path / "started")
-    (started / "ckpt-1.index").unlink()
-    # A run without checkpoints may be started again with another teacher.
-    distill(started, teacher, train_steps=1)
-    recorded = json.loads((started / "flags.json").read_text())["initial_weights"]
-    assert recorded["digest"] == weight_files.open_weights(str(teacher)).digest()
-    distill(directory, path, allow_flag_changes=True)
-    recorded = json.loads((directory / "flags.json").read_text())["initial_weights"]
-    assert recorded["digest"] == weight_files.open_weights(str(path)).digest()
+    # If there are no checkpoints, another teacher may be used.
+    recorded = run_directory.read_run(str(directory))
+    for settings in (dict(teacher=str(teacher)), dict(allow_flag_changes=True)):
+        config = tiny_config(**dict(dict(train_mode="distill", teacher=str(path)), **settings))
+        assert train._weights_path(config, recorded) == config.teacher
 
 
-@pytest.mark.parametrize("names", [["a", "b", "c"], None])
-def test_a_student_has_the_classes_of_its_teacher(names, teacher, tmp_path):
-    paths = [f"{name}/{index}.png" for name in names or ["."] for index in range(4)]
+def test_a_student_has_the_classes_of_its_teacher(teacher, tmp_path):
+    paths = [f"{name}/{index}.png" for name in "abc" for index in range(4)]
     write_images(tmp_path / "images", *paths)
     log = distill(
         tmp_path / "run",
@@ -224,7 +213,7 @@ def test_a_student_has_the_classes_of_its_teacher(names, teacher, tmp_path):
         train_split="train",
         train_batch_size=4,
     )
-    assert ("labels: not used" in log) == bool(names) and "has no images of" not in log
+    assert "labels: not used" in log and "has no images of" not in log
     student = weight_files.open_weights(str(tmp_path / "run"))
     assert student.class_names == digits.digits_source().class_names
 
@@ -249,3 +238,5 @@ def test_teachers_that_cannot_be_used_are_rejected(teacher, tmp_path):
         and source.num_classes == 10
     )
     assert checks.adopt_classes(config, digits.digits_source(), Recorded()) == []
+    source.drop_labels()
+    assert checks.adopt_classes(config, source, Recorded()) == [] and source.num_classes == 10
