@@ -618,11 +618,12 @@ def _points_figure(
 
 
 # Directions from a point to its label, in order of preference.
-_DIRECTIONS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
+# To the right first: above and below a point, there may be error bars.
+_DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))
 
 
 def _label_points(axis: plt.Axes, labels: list[tuple[str, tuple[float, float]]]) -> None:
-    """Writes labels next to points, avoiding overlaps with other points and labels where possible.
+    """Writes labels next to points, avoiding overlaps with points, labels and the frame where possible.
 
     Args:
       axis: axes with their final limits.
@@ -632,6 +633,10 @@ def _label_points(axis: plt.Axes, labels: list[tuple[str, tuple[float, float]]])
     occupied = [
         transforms.Bbox.from_bounds(x - 5, y - 5, 10, 10)
         for x, y in axis.transData.transform([point for _, point in labels])
+    ]
+    frame = axis.bbox
+    occupied += [
+        transforms.Bbox.from_extents(x, frame.y0, x, frame.y1) for x in (frame.x0, frame.x1)
     ]
     for label, point in labels:
         texts = [
