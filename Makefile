@@ -10,8 +10,8 @@ PYTHON ?= $(call find_python,python3.12 python3.13 python3.11 python3.10 python3
 # the same file share fixtures, so they run in the same process.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 # The results of these tests do not depend on the version of TensorFlow.
-# Tests that need not be repeated with TensorFlow 2.15: of the tools for the paper, benchmarks, documents and sources.
-ONCE = docs paper benchmarks_test.py import_order_test.py mutations_test.py size_test.py wrong_commands_test.py
+WITHOUT_TENSORFLOW = docs paper/clusters_test.py paper/findings_test.py paper/report_test.py paper/studies_test.py \
+	paper/tables_test.py import_order_test.py mutations_test.py size_test.py wrong_commands_test.py
 
 .PHONY: quickstart try install help test test-all docs-check soak mutations test-tf2.15 test-all-tf2.15 test-torch test-tpu test-compiled test-browser lint clean
 
@@ -72,8 +72,8 @@ soak: .venv/installed-dev  ## kills training runs at random moments and at each 
 mutations: .venv/installed-dev  ## breaks the code in one place at a time, and reports which test fails (five minutes)
 	.venv/bin/python tests/mutations.py
 
-test-tf2.15: .venv-tf2.15/installed-dev  ## runs the fast tests with TensorFlow 2.15, except those of tools and documents
-	.venv-tf2.15/bin/python $(PYTEST) -m "not slow" $(addprefix --ignore=tests/,$(ONCE))
+test-tf2.15: .venv-tf2.15/installed-dev  ## runs the fast tests that depend on TensorFlow with TensorFlow 2.15
+	.venv-tf2.15/bin/python $(PYTEST) -m "not slow" $(addprefix --ignore=tests/,$(WITHOUT_TENSORFLOW))
 
 test-all-tf2.15: .venv-tf2.15/installed-dev  ## runs all tests with TensorFlow 2.15
 	.venv-tf2.15/bin/python $(PYTEST)

@@ -64,7 +64,7 @@ def before_connecting(config: Config) -> None:
 
 
 def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[Config, list[str]]:
-    """Adopts settings of the weights to evaluate or to fine-tune, and of the run to evaluate.
+    """Adopts settings of the weights to evaluate or to fine-tune, of the teacher, and of the run to evaluate.
 
     These are the network, the image size, the decoding of images and, in an evaluation, the input of
     the linear head, the training mode, the settings of the weight decay, the last step of the run and, without
@@ -244,7 +244,9 @@ def adopt_classes(config: Config, source: Source, recorded: Recorded) -> list[st
             config.teacher, dict(ft_proj_selector=0), flag="--teacher"
         )
         if info.class_names is None or info.multi_label:
-            problem = "has several labels per image" if info.class_names else "has no classifier"
+            problem = "has no classifier"
+            if info.multi_label:
+                problem = "was trained with several labels per image"
             raise UserError(
                 f"--teacher={config.teacher}: the network {problem}. Use weights with a classifier"
                 " for one label per image."

@@ -173,8 +173,8 @@ def _evaluated_first(config: config_lib.Config) -> Callable[[FileSource], list[s
 def _prepare_source(context: RunContext) -> RunContext:
     """Checks all images, restricts the training split according to `--label_fraction`, and logs the inputs.
 
-    Pretraining and distillation use all images. For their evaluation, see `evaluate.select_labels`. Returns the context
-    with the number of evaluated images that were also used for training.
+    Pretraining and distillation use all images. For their evaluation, see `evaluate.select_labels`.
+    Returns the context with the number of evaluated images that were also used for training.
     """
     config, source, trains = context.config, context.source, context.config.mode != "eval"
     image_checks.check_images(config, source, context.strategy)

@@ -36,8 +36,6 @@ from model import Model
 from runtime import replicas, rng
 
 Scalars = dict[str, tf.Tensor]
-
-
 _BLUR = 3  # Index of the random-number stream. Streams 0 to 2 are defined in data.py.
 
 
@@ -111,11 +109,11 @@ def per_image(
         distillation. No gradient flows from them into the encoder in pretraining.
       metrics: other scalars.
     """
-    views = tf.concat(images, 0)
-    endpoints = model(views, training=True)
+    batch = tf.concat(images, 0)
+    endpoints = model(batch, training=True)
     terms, metrics = {}, {}
     if teacher:
-        targets, logits = teacher(views, training=False)["logits_sup"], endpoints["logits_sup"]
+        targets, logits = teacher(batch, training=False)["logits_sup"], endpoints["logits_sup"]
         terms["distill_loss"], of_labels = objective.add_distillation_loss(
             targets, logits, labels, config.distill_temperature, config.distill_alpha
         )

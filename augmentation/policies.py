@@ -17,8 +17,8 @@ from data_util import Operator, Policy
 def view_policies(config: Config) -> tuple[Policy, ...]:
     """Returns one policy for each view: two policies in pretraining, otherwise one.
 
-    In fine-tuning and distillation, the policy applies only crops and flips. The policies for `--augment_on=device`
-    use `data_util.select_per_image`.
+    In fine-tuning and distillation, the policy applies only crops and flips. The policies for
+    `--augment_on=device` use `data_util.select_per_image`.
     """
     crop_and_flip: dict = dict(min_area=config.min_crop_area, flip=config.random_flip)
     color: dict = dict(strength=config.color_jitter_strength, brightness=config.brightness)

@@ -228,7 +228,7 @@ def test_teachers_that_cannot_be_used_are_rejected(teacher, tmp_path):
         checks.adopt_classes(config, source, Recorded())
     shutil.copytree(teacher, classes)
     storage.write_json(f"{classes}/classes.json", dict(names=names, multi_label=True))
-    with rejects(f"--teacher={classes}: the network has several labels"):
+    with rejects(f"--teacher={classes}: the network was trained with several labels"):
         checks.adopt_classes(config.replace(teacher=str(classes)), source, Recorded())
     (classes / "classes.json").unlink()
     # Without recorded names, the number of classes decides.

@@ -288,6 +288,7 @@ def test_names_of_published_networks_are_found_in_the_authors_storage(
         weight_files.locate(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["TF1 checkpoint", "SavedModel"])
 def test_published_networks_are_evaluated_and_reported_next_to_the_papers_accuracy(
     kind, tf1_checkpoint, tmp_path
