@@ -401,7 +401,14 @@ def _head_refs(model: Model) -> set[Any]:
 
 
 def linear_head_rate_ratio(config: Config) -> float:
-    """Returns the learning rate of the linear head, divided by that of the encoder."""
+    """Returns the learning rate of the linear head or the classifier, divided by that of the encoder.
+
+    In distillation, it is T^2, where T is the temperature. The loss depends on the classifier's
+    weights W only through V = W / T. Since dL/dW = dL/dV / T, this rate updates V as for T = 1. LARS
+    does not adapt the rate of the classifier, so without the factor, T = 0.1 diverges.
+    """
+    if config.train_mode == "distill":
+        return config.distill_temperature**2
     if config.linear_head_learning_rate is None:
         return 1.0
     batch = config.train_batch_size

@@ -53,13 +53,18 @@ def _write_digits(config: config_lib.Config, data_dir: str) -> None:
         ]
         for split in ("train", "test")
     }
-    tfds.dataset_builders.store_as_tfds_dataset(
+    builder = tfds.dataset_builders.store_as_tfds_dataset(
         "digits",
         "1.0.0",
         features=tfds.features.FeaturesDict(features),
         split_datasets=splits,
         data_dir=data_dir,
     )
+    # The function above cannot set the keys for `as_supervised=True`, which the original uses.
+    path = pathlib.Path(builder.data_dir, "dataset_info.json")
+    keys = [{"featureKey": key} for key in features]
+    info = json.loads(path.read_text()) | {"supervisedKeys": {"tuple": {"items": keys}}}
+    path.write_text(json.dumps(info))
 
 
 def _lightly_command(config: config_lib.Config, model_dir: str) -> list[str]:

@@ -623,6 +623,9 @@ _LABEL_FRACTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
 }
 _FEW = ("1 %", "10 %")
+_FROM_SCRATCH: dict[str, Any] = dict(
+    train_mode="supervised", zero_init_logits_layer=False, learning_rate=0.1, weight_decay=1e-4
+)
 
 
 _WIDTH_FLAGS: dict[str, dict[str, Any]] = {
@@ -672,13 +675,7 @@ def _few_labels_from_scratch() -> Iterator[Run]:
         small, recipe = _LABEL_FRACTIONS[fraction]
         yield Run(
             f"from scratch, {_network(1)}, {fraction}",
-            dict(
-                train_mode="supervised",
-                zero_init_logits_layer=False,
-                learning_rate=0.1,
-                weight_decay=1e-4,
-                train_epochs=epochs,
-            ),
+            dict(_FROM_SCRATCH, train_epochs=epochs),
             _numbers_for([read_numbers(table)[0] for table in ("table_b4", "table_7")], fraction),
             dict(train_epochs=60) | small,
             recipe,
@@ -831,6 +828,39 @@ def _distillation() -> Iterator[Run]:
                 "study_small_distill.cfg",
                 starts_from=("distillation", teacher),
             )
+
+
+def _cifar10_long() -> Iterator[Run]:
+    """Returns the runs of docs/results.md: the best encoder that two CPU cores can train in a few hours.
+
+    A ResNet-18 is pretrained for 100 epochs, fine-tuned on subsets of the labels, and distilled. For
+    comparison, the same network is trained from random weights on the same labels.
+    """
+    study = "cifar10_long"
+    bfloat16: dict[str, Any] = dict(precision="mixed_bfloat16")
+    flags = dict(bfloat16, train_epochs=100, eval_baselines=True)
+    yield Run("pretrained", flags, small_recipe="cifar10_small.cfg")
+    ten_percent: dict[str, Any] = dict(label_fraction=0.1, train_batch_size=256, train_epochs=30)
+    subsets = {f"1 %, subset {seed}": dict(label_seed=seed) for seed in range(3)}
+    for labels, flags in {**subsets, "10 %": ten_percent}.items():
+        settings, recipe = flags | bfloat16, "cifar10_small_labels.cfg"
+        yield Run(
+            f"fine-tuned, {labels}",
+            settings,
+            small_recipe=recipe,
+            starts_from=(study, "pretrained"),
+        )
+        yield Run(f"from scratch, {labels}", settings | _FROM_SCRATCH, small_recipe=recipe)
+    student = dict(bfloat16, train_split="train", resnet_depth=18, distill_temperature=0.1)
+    for labels in ("1 %, subset 0", "10 %"):
+        yield Run(
+            f"self-distilled, {labels}",
+            student,
+            small_recipe="study_small_distill.cfg",
+            starts_from=(study, f"fine-tuned, {labels}"),
+        )
+    flags = settings | _FROM_SCRATCH | dict(label_fraction=1.0)
+    yield Run("from scratch, all labels", flags, small_recipe=recipe)
 
 
 # columns of v2_published.csv -> folder of the networks
@@ -1206,6 +1236,14 @@ STUDIES = {
             for run in _few_labels_from_scratch()
         ],
         baseline={r"^[^,]*(?=, \d+ %)": "fine-tuned"},
+    ),
+    "cifar10_long": Study(
+        "100 epochs on CIFAR-10 (ResNet-18)",
+        "docs/results.md",
+        "an encoder that was pretrained for longer than those of the other studies",
+        (),
+        small_only=[*_cifar10_long()],
+        baseline={"^[^,]*(?=,)": "from scratch"},
     ),
     "published": Study(
         "The authors' published networks",

@@ -69,11 +69,9 @@ def test_the_loss_and_its_gradient_match_loops_over_examples(temperature, alpha,
 
 
 def make_config(**settings):
-    return Config(
-        **dict(SMALL, train_batch_size=8, train_mode="distill", teacher="unused", seed=5),
-        **dict(learning_rate=0.3, warmup_epochs=0.0, weight_decay=1e-3, distill_alpha=0.3),
-        **settings,
-    )
+    defaults = dict(SMALL, train_batch_size=8, train_mode="distill", teacher="unused", seed=5)
+    defaults |= dict(learning_rate=0.3, warmup_epochs=0.0, weight_decay=1e-3, distill_alpha=0.3)
+    return Config(**defaults | settings)
 
 
 def build(config, seed, classes=CLASSES):
@@ -86,11 +84,22 @@ def build(config, seed, classes=CLASSES):
     return model
 
 
-def take_steps(strategy, micro=0, frozen=-1):
-    """Takes three steps. Returns the scalars of the first step, and the student's weights afterwards."""
-    config, rows = make_config(micro_batch_size=micro), 8 // strategy.num_replicas_in_sync
+def scale_classifiers(factor, *models):
+    for model in models:
+        for variable in model.supervised_head.variables:
+            variable.assign(factor * variable)
+
+
+def take_steps(strategy, frozen=-1, **settings):
+    """Takes three steps. Returns the scalars of the first step, and the student's weights afterwards.
+
+    The weights of both classifiers are multiplied by the temperature, and those of the student are
+    divided by it afterwards.
+    """
+    config, rows = make_config(**settings), 8 // strategy.num_replicas_in_sync
     with strategy.scope():
         model, teacher = build(config, 3), build(config, 4)
+        scale_classifiers(config.distill_temperature, model, teacher)
         model.freeze(frozen)
         optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
     before = teacher.get_weights()
@@ -101,6 +110,7 @@ def take_steps(strategy, micro=0, frozen=-1):
     scalars = run_steps(batches, tf.constant(1))[0]
     run_steps(batches, tf.constant(2))
     np.testing.assert_equal(teacher.get_weights(), before)
+    scale_classifiers(1 / config.distill_temperature, model)
     return scalars, model.get_weights()
 
 
@@ -129,7 +139,17 @@ def test_replicas_and_micro_batches_do_not_change_the_step(
     assert scalars["train/teacher_agreement"] == pytest.approx(agreement)
     assert_same_steps(take_steps(two_replicas), (scalars, weights))
     # With frozen layers, micro-batches do not change the batch statistics.
-    assert_same_steps(take_steps(ONE, micro=4, frozen=4), take_steps(ONE, frozen=4))
+    assert_same_steps(take_steps(ONE, micro_batch_size=4, frozen=4), take_steps(ONE, frozen=4))
+
+
+@pytest.mark.parametrize("optimizer", ["lars", "momentum"])
+def test_the_temperature_does_not_change_the_updates_of_scaled_logits(
+    unoptimized_graphs, float64, optimizer, monkeypatch
+):
+    monkeypatch.setitem(resnet.DEPTHS, 10, (False, ()))
+    settings = dict(distill_alpha=1.0, weight_decay=0.0, optimizer=optimizer)
+    scaled = take_steps(ONE, distill_temperature=0.1, **settings)
+    assert_same_steps(scaled, take_steps(ONE, **settings))
 
 
 # ------------------------------------------------------------------------------------------------------------- runs

@@ -200,18 +200,20 @@ def sixteen_bit_png(array):
 
 TWELVE = np.random.default_rng(1).integers(0, 4096, [9, 7, 3]).astype(np.uint16)
 TWELVE[0, 0] = 4095
+GRAY_12 = TWELVE[..., 0]
+LEVELS = GRAY_12 / 4095
 SIGNED = np.random.default_rng(2).integers(-1000, 1001, [9, 7]).astype(np.int16)
 SIGNED[0, 0] = -1000
 UNIT = np.random.default_rng(3).uniform(0, 1, [9, 7]).astype(np.float32)
 BANDS = np.random.default_rng(4).integers(0, 3000, [9, 7, 13]).astype(np.uint16)
 CHUNKY = tiff(BANDS, photometric="minisblack", planarconfig="contig")
 DEEP = {  # name -> (content, white level, bands, expected values in [0, 1])
-    "gray": (sixteen_bit_png(TWELVE[..., :1]), 4095, None, TWELVE[..., 0] / 4095),
-    "gray at full range": (sixteen_bit_png(TWELVE[..., :1]), None, None, TWELVE[..., 0] / 65535),
+    "gray": (sixteen_bit_png(TWELVE[..., :1]), 4095, None, LEVELS),
+    "gray at full range": (sixteen_bit_png(TWELVE[..., :1]), None, None, GRAY_12 / 65535),
     "RGB": (sixteen_bit_png(TWELVE), 4095, None, TWELVE / 4095),
     "clipped": (sixteen_bit_png(TWELVE), 2000, None, np.minimum(TWELVE / 2000, 1)),
-    "TIFF": (tiff(TWELVE[..., 0]), 4095, None, TWELVE[..., 0] / 4095),
-    "big endian": (tiff(TWELVE[..., 0], byteorder=">"), 4095, None, TWELVE[..., 0] / 4095),
+    "TIFF": (tiff(GRAY_12), 4095, None, LEVELS),
+    "big endian": (tiff(GRAY_12, byteorder=">"), 4095, None, LEVELS),
     "RGB TIFF": (tiff(TWELVE, photometric="rgb"), 4095, None, TWELVE / 4095),
     "compressed RGB TIFF": (
         tiff(TWELVE, photometric="rgb", compression="zlib", predictor=True),
@@ -219,12 +221,7 @@ DEEP = {  # name -> (content, white level, bands, expected values in [0, 1])
         None,
         TWELVE / 4095,
     ),
-    "white is zero": (
-        tiff(TWELVE[..., 0], photometric="miniswhite"),
-        5000,
-        None,
-        1 - TWELVE[..., 0] / 5000,
-    ),
+    "white is zero": (tiff(GRAY_12, photometric="miniswhite"), 5000, None, 1 - GRAY_12 / 5000),
     "signed": (tiff(SIGNED), 1000, None, (SIGNED / 1000 + 1) / 2),
     "signed with 8 bits": (
         tiff((SIGNED // 8).astype(np.int8)),
@@ -233,9 +230,9 @@ DEEP = {  # name -> (content, white level, bands, expected values in [0, 1])
         (SIGNED // 8 / 127 + 1) / 2,
     ),
     "signed at full range": (tiff(SIGNED), None, None, (SIGNED / 32767 + 1) / 2),
-    "32 bits": (tiff(TWELVE[..., 0].astype(np.uint32)), 4095, None, TWELVE[..., 0] / 4095),
+    "32 bits": (tiff(GRAY_12.astype(np.uint32)), 4095, None, LEVELS),
     "float": (tiff(UNIT), None, None, UNIT),
-    "32 bits in FITS": (fits(TWELVE[::-1, :, 0]), 4095, None, (TWELVE[..., 0] / 4095 + 1) / 2),
+    "32 bits in FITS": (fits(TWELVE[::-1, :, 0]), 4095, None, (LEVELS + 1) / 2),
     "large float": (tiff(UNIT * 300), 300, None, UNIT),
     "bands": (CHUNKY, 3000, "4,3,2", BANDS[..., [3, 2, 1]] / 3000),
     "planes": (
@@ -245,10 +242,10 @@ DEEP = {  # name -> (content, white level, bands, expected values in [0, 1])
         BANDS[..., [12, 0, 6]] / 3000,
     ),
     "white is zero, big endian": (
-        tiff(TWELVE[..., 0], photometric="miniswhite", byteorder=">"),
+        tiff(GRAY_12, photometric="miniswhite", byteorder=">"),
         5000,
         None,
-        1 - TWELVE[..., 0] / 5000,
+        1 - GRAY_12 / 5000,
     ),
     "RGB and an unspecified channel": (
         tiff(BANDS[..., :4], photometric="rgb", extrasamples=["unspecified"]),
@@ -257,7 +254,7 @@ DEEP = {  # name -> (content, white level, bands, expected values in [0, 1])
         BANDS[..., :3] / 3000,
     ),
     "RGB and opacity": (
-        tiff(np.dstack([TWELVE, 16 * TWELVE[..., 0]]), photometric="rgb", extrasamples=[2]),
+        tiff(np.dstack([TWELVE, 16 * GRAY_12]), photometric="rgb", extrasamples=[2]),
         4095,
         None,
         1 - (1 - TWELVE / 4095) * (16 * TWELVE[..., :1] / 65535),
@@ -275,12 +272,7 @@ DEEP = {  # name -> (content, white level, bands, expected values in [0, 1])
         UNIT[::-1, ::-1],
     ),
     "bands of 8 bits": (encode(PIXELS, "png"), None, "3,1,1", PIXELS[..., [2, 0, 0]] / 255),
-    "PGM": (
-        b"P5 7 9 65535\n" + TWELVE[..., 0].astype(">u2").tobytes(),
-        4095,
-        None,
-        TWELVE[..., 0] / 4095,
-    ),
+    "PGM": (b"P5 7 9 65535\n" + GRAY_12.astype(">u2").tobytes(), 4095, None, LEVELS),
 }
 
 
@@ -341,8 +333,8 @@ def test_training_uses_the_white_level_that_was_found(tmp_path, monkeypatch):
     [
         (CHUNKY, "13 channels per pixel: choose three, as in --bands=4,3,2"),
         (tiff(UNIT * 300), r"values up to \d.*; set --white_level=auto"),
-        (tiff(TWELVE[..., 0].astype(np.uint32)), "values up to 4095; set --white_level=auto"),
-        (tiff((TWELVE[..., 0] > 9).astype(np.uint32)), "values up to 1; set --white_level=auto"),
+        (tiff(GRAY_12.astype(np.uint32)), "values up to 4095; set --white_level=auto"),
+        (tiff((GRAY_12 > 9).astype(np.uint32)), "values up to 1; set --white_level=auto"),
         (
             tiff(BANDS[..., :4], photometric="minisblack", planarconfig="contig"),
             "4 channels per pixel: choose three, .*",
