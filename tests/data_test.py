@@ -13,11 +13,11 @@ import data
 import data_util
 from config import Config
 from runtime import rng
-from sources import datasets, digits, folders, image_files, label_subsets
+from sources import datasets, digits, image_files, label_subsets
 from sources.indexed import IndexedSource
 from sources.source import Source
 from support.errors import rejects
-from support.images import hashed_fractions, write_images
+from support.images import hashed_fractions, open_folder, write_images
 
 
 def make_config(**settings):
@@ -102,7 +102,7 @@ def test_subfolders_are_classes(tmp_path):
         "dogs/.thumbs/f.png",
     )
     (tmp_path / "dogs" / "notes.txt").write_text("not an image")
-    source = folders.folder_source(str(tmp_path))
+    source = open_folder(tmp_path)
     assert source.class_names == ["cats", "dogs"] and source.split_names == ["train"]
     rows = {
         (int(source.decode(item)[0, 0, 0]), int(label))
@@ -176,7 +176,7 @@ def test_has_labels_is_true_if_any_example_of_the_split_is_labeled(has_labels):
 def test_ambiguous_folder_layouts_give_one_line_errors(tmp_path, names, word):
     write_images(tmp_path, *names)
     with rejects(f"--dataset=folder:.*{word}"):
-        folders.folder_source(str(tmp_path))
+        open_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
     )
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations" / "boxes.xml").write_text("no image")
-    source = folders.folder_source(str(tmp_path))
+    source = open_folder(tmp_path)
     assert source.split_names == splits.split() and source.class_names == ["x", "y"]
     assert {source.num_examples(split) for split in source.split_names} == {2}
 
@@ -312,7 +312,7 @@ def test_class_folders_without_images_are_reported(tmp_path, logged):
     for name in ("train/empty", "train/raw/deep", "test/empty", "test/dog"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "train" / "raw" / "deep" / "a.ps").touch()
-    assert folders.folder_source(str(tmp_path)).class_names == ["cat", "dog"]
+    assert open_folder(tmp_path).class_names == ["cat", "dog"]
     assert logged == [
         "ignored class folders without images: empty, raw",
         "ignored files that are not images: 1 .ps",
@@ -323,7 +323,7 @@ def test_classes_have_the_same_label_in_all_splits(tmp_path):
     levels = write_images(
         tmp_path, "train/blue/1.png", "train/green/2.png", "test/green/3.png", "test/amber/4.png"
     )
-    source = folders.folder_source(str(tmp_path))
+    source = open_folder(tmp_path)
     for split in ("train", "test"):
         for _, item, label in source.records(split):
             name = next(
@@ -336,7 +336,7 @@ def test_classes_have_the_same_label_in_all_splits(tmp_path):
 
 def test_run_directories_in_an_image_folder_are_skipped(tmp_path, logged):
     write_images(tmp_path, "cat/1.png", "dog/2.png")
-    before = folders.folder_source(str(tmp_path)).describe_data()
+    before = open_folder(tmp_path).describe_data()
     assert not logged
     write_images(
         tmp_path,
@@ -350,10 +350,10 @@ def test_run_directories_in_an_image_folder_are_skipped(tmp_path, logged):
         (tmp_path / lock / "flags.json").touch()
     for name in ("copied/flags.json", "copied/ckpt-3.index", "cat/flags.json", "dog/train.lock"):
         (tmp_path / name).touch()
-    assert folders.folder_source(str(tmp_path)).describe_data() == before
+    assert open_folder(tmp_path).describe_data() == before
     assert "ignored run directories: cat/first, cat/run, copied, run" in logged
     flat = tmp_path / "cat" / "first"  # A folder passed by the user is never skipped.
-    assert folders.folder_source(str(flat)).num_examples("train") == 1
+    assert open_folder(flat).num_examples("train") == 1
 
 
 @pytest.mark.parametrize("name", ["a?b", "[!z]x", "a\\b", "--out=x", "\tü\n空 ", "{a,b}", "~"])
@@ -380,7 +380,7 @@ def test_adding_or_removing_images_does_not_move_other_images_between_slices(tmp
     root = tmp_path / "photos"
     write_images(root, *names)
     fractions = hashed_fractions(names)
-    first = folders.folder_source(str(root))
+    first = open_folder(root)
     for split, low, high in (
         ("train[:90%]", 0, 0.9),
         ("train[90%:]", 0.9, 1),
@@ -394,7 +394,7 @@ def test_adding_or_removing_images_does_not_move_other_images_between_slices(tmp
     assert list(keys_of(first, "train")) == sorted(names, key=fractions.get)
     write_images(root, "0/new.png", "a/new.png", "c/new.png")
     (root / "a" / "7.png").unlink()
-    second = folders.folder_source(str(root.rename(tmp_path / "elsewhere")))
+    second = open_folder(root.rename(tmp_path / "elsewhere"))
     for split in ("train[:90%]", "train[90%:]", "train"):
         before, after = keys_of(first, split), keys_of(second, split)
         assert len(set(before.values())) == len(before)
@@ -413,7 +413,7 @@ def test_absolute_slices_and_combined_splits_preserve_the_order(tmp_path):
             for number in range(10)
         ),
     )
-    source = folders.folder_source(str(tmp_path))
+    source = open_folder(tmp_path)
     train, test = (list(keys_of(source, split)) for split in ("train", "test"))
     for split, expected in {
         "train[:8]": train[:8],
@@ -452,20 +452,20 @@ def test_describe_data_depends_on_splits_classes_and_files(tmp_path, tiny_tfds):
         "splits": {"test": 10, "train": 40},
     }
     write_images(tmp_path, "train/a/1.png", "train/b/2.png", "test/a/3.png")
-    described = folders.folder_source(str(tmp_path)).describe_data()
+    described = open_folder(tmp_path).describe_data()
     assert described == json.loads(json.dumps(described))
     assert described["splits"] == {"test": 1, "train": 2} and described["classes"] == ["a", "b"]
-    restricted = folders.folder_source(str(tmp_path))
+    restricted = open_folder(tmp_path)
     restricted.exclude(restricted.paths()[:1])
     assert restricted.describe_data() == described
     file = tmp_path / "train" / "a" / "1.png"
     renamed = file.rename(file.with_name("4.png"))
-    changed = folders.folder_source(str(tmp_path)).describe_data()
+    changed = open_folder(tmp_path).describe_data()
     assert changed["files"] != described["files"] and changed["splits"] == described["splits"]
     renamed.rename(file)
-    assert folders.folder_source(str(tmp_path)).describe_data() == described
+    assert open_folder(tmp_path).describe_data() == described
     file.write_bytes(file.read_bytes() + b"x")
-    assert folders.folder_source(str(tmp_path)).describe_data()["files"] != described["files"]
+    assert open_folder(tmp_path).describe_data()["files"] != described["files"]
 
 
 def test_tfds_records_are_encoded_and_have_unique_keys(tiny_tfds):
@@ -808,7 +808,7 @@ def test_label_fraction_too_small_for_all_classes_is_rejected(tiny_tfds):
 
 def test_cache_dataset_reads_files_only_once(tmp_path):
     write_images(tmp_path, *(f"{name}/{number}.png" for name in "ab" for number in range(10)))
-    source = folders.folder_source(str(tmp_path))
+    source = open_folder(tmp_path)
     config = make_config(train_batch_size=10, cache_dataset=True)
     batches = iter(data.build_train_dataset(config, source, 1, 10).prefetch(0))
     next(batches), next(batches)
@@ -934,7 +934,7 @@ def test_a_fifth_of_the_examples_is_held_out_if_there_is_only_one_split(
     given, hold_out, expected, tmp_path
 ):
     write_images(tmp_path, *(f"{index}.png" for index in range(50)))
-    source = folders.folder_source(str(tmp_path))
+    source = open_folder(tmp_path)
     splits = datasets.choose_splits(source, "train", "validation", given, hold_out)
     assert splits == expected
     if splits[0] != "train":
@@ -967,12 +967,12 @@ def test_files_that_are_not_images_are_counted_by_suffix(tmp_path, logged):
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    folders.folder_source(str(tmp_path))
+    open_folder(tmp_path)
     (line,) = logged
     assert line.startswith("ignored files that are not images: 2 .txt, ")
     assert {*line.partition(": ")[2].split(", ")} == {"2 .txt", "1 .svg", "1 no suffix"}
     (tmp_path / "dog" / "d.heic").touch()
-    folders.folder_source(str(tmp_path))
+    open_folder(tmp_path)
     if ".heic" not in image_files.IMAGE_SUFFIXES:
         assert logged[-1].endswith(" (HEIC images require: pip install pillow-heif)")
 

@@ -24,10 +24,11 @@ from checkpoints.run_directory import Recorded
 from config import Config
 from inference import endpoints, thumbnails
 from runtime import command_line
-from sources import datasets, digits, folders, image_checks, image_files, tfds_source
+from sources import datasets, digits, image_checks, image_files, tfds_source
 from sources.indexed import IndexedSource
 from support import runs
 from support.errors import rejects
+from support.images import open_folder
 
 pytestmark = pytest.mark.usefixtures("stem_only_resnet")
 
@@ -164,13 +165,17 @@ IN_FOLDER = [*UNUSABLE, "cut2.jpg", "cut3.jpg"]
 def test_images_in_all_formats_are_decoded_to_the_expected_pixels(name, tmp_path):
     content, pixels, difference = VALID[name]
     (tmp_path / name).write_bytes(content)
-    assert image_files.why_unusable(str(tmp_path / name)) is None
-    source = folders.folder_source(str(tmp_path))
+    assert why_unusable(tmp_path / name) is None
+    source = open_folder(tmp_path)
     ((_, item, _),) = source.records("train")
     decoded = source.decode(item).numpy()
     assert (
         decoded.shape == pixels.shape and np.abs(decoded.astype(int) - pixels).max() <= difference
     )
+
+
+def why_unusable(path):
+    return image_files.why_unusable(str(path))
 
 
 def tiff(array, **options):
@@ -359,7 +364,7 @@ def test_training_uses_the_white_level_that_was_found(tmp_path, monkeypatch):
 )
 def test_reasons_for_unsupported_values_are_true(content, reason, tmp_path, capfd):
     (tmp_path / "a.tif").write_bytes(content)
-    assert re.fullmatch(reason, image_files.why_unusable(str(tmp_path / "a.tif")))
+    assert re.fullmatch(reason, why_unusable(tmp_path / "a.tif"))
     assert "sample" not in capfd.readouterr().err
 
 
@@ -383,7 +388,7 @@ def test_images_are_rotated_as_specified_by_their_exif_data(file_format, tmp_pat
         assert (
             decoded.shape == expected.shape and np.abs(decoded.astype(int) - expected).max() <= 12
         ), orientation
-        assert image_files.why_unusable(str(path)) is None
+        assert why_unusable(path) is None
         resized = endpoints.image_loader(Config(image_size=24))(str(path)).numpy()
         assert np.abs(resized - tf.image.resize(expected / 255, [24, 24], "bicubic")).mean() < 0.05
 
@@ -412,15 +417,13 @@ def test_malformed_exif_data_are_ignored(tmp_path):
     (tmp_path / "a.jpg").write_bytes(re.sub(rb"(Exif\0\0..)..", rb"\1??", content, flags=re.DOTALL))
     assert (tmp_path / "a.jpg").read_bytes() != content
     decoded = tf.io.decode_image(image_files.load(str(tmp_path / "a.jpg")), 3).numpy()
-    assert (
-        decoded.shape == SMOOTH.shape and image_files.why_unusable(str(tmp_path / "a.jpg")) is None
-    )
+    assert decoded.shape == SMOOTH.shape and why_unusable(tmp_path / "a.jpg") is None
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_unusable_images_are_reported_with_a_reason(name, tmp_path):
     (tmp_path / name).write_bytes(UNUSABLE[name][0])
-    assert image_files.why_unusable(str(tmp_path / name)) == UNUSABLE[name][1]
+    assert why_unusable(tmp_path / name) == UNUSABLE[name][1]
 
 
 @pytest.fixture
@@ -537,7 +540,7 @@ INCOMPLETE = {
 def test_headers_and_ends_of_files_are_checked(content, complete, tmp_path):
     (tmp_path / "a.jpg").write_bytes(content)
     assert image_files.looks_complete(str(tmp_path / "a.jpg")) == complete
-    assert (image_files.why_unusable(str(tmp_path / "a.jpg")) is None) == complete
+    assert (why_unusable(tmp_path / "a.jpg") is None) == complete
     assert not image_files.looks_complete(str(tmp_path / "missing.jpg"))
 
 
@@ -572,7 +575,7 @@ def test_an_image_that_cannot_be_decoded_stops_training_after_a_checkpoint(
     )
     reference, stopped = tmp_path / "reference", tmp_path / "stopped"
     config = runs.tiny_config(**settings)
-    source = folders.folder_source(str(folder))
+    source = open_folder(folder)
     first_images = source.labeled_paths("train")[0][:8]  # views.png shows them.
     tf.random.set_seed(config.seed + 1)  # as in training
     order = data.training_paths(source, config, 0)
@@ -609,7 +612,7 @@ def test_files_whose_names_are_not_utf8_are_skipped_and_logged(folder, tmp_path)
 
 
 def test_skipping_files_does_not_change_the_keys_of_other_files(folder):
-    complete, reduced = (folders.folder_source(str(folder)) for _ in range(2))
+    complete, reduced = (open_folder(folder) for _ in range(2))
     unusable = [path for path in reduced.paths() if os.path.basename(path) in IN_FOLDER]
     reduced.exclude(unusable)
     assert reduced.num_examples("train[:50%]") + reduced.num_examples("train[50%:]") == 24
@@ -625,14 +628,14 @@ def test_links_are_followed_and_cycles_are_detected(folder, tmp_path):
     (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
     for name in ("a.png", "deep/b.png"):
         (tmp_path / "elsewhere" / name).write_bytes(PNG)
-    count = folders.folder_source(str(folder)).num_examples("train")
+    count = open_folder(folder).num_examples("train")
     (folder / "cat" / "inside.png").symlink_to(folder / "cat" / "0.png")
     (folder / "cat" / "outside.png").symlink_to(tmp_path / "elsewhere" / "a.png")
     (folder / "cat" / "linked").symlink_to(tmp_path / "elsewhere" / "deep")
     (folder / "cat" / "circle").symlink_to(folder / "cat")
     (folder / "cat" / "linked" / "circle").symlink_to(folder)
     (tmp_path / "link").symlink_to(folder)
-    assert folders.folder_source(str(tmp_path / "link")).num_examples("train") == count + 3
+    assert open_folder(tmp_path / "link").num_examples("train") == count + 3
 
 
 # ----------------------------------------------------------------------------------------- image files in training runs
@@ -700,7 +703,7 @@ def test_checking_randomly_corrupted_images_never_raises_an_exception(name, tmp_
             re.sub(
                 r".* pixels(, more)? than the limit.*|not supported: Unsupported.*|HEIC.*",
                 "not supported",
-                str(image_files.why_unusable(str(path))),
+                str(why_unusable(path)),
             )
         )
     assert len(reasons) > 1
@@ -715,11 +718,11 @@ def test_images_above_the_pixel_limit_are_not_decoded(name, tmp_path, monkeypatc
     path = tmp_path / name
     path.write_bytes(VALID[name][0])
     monkeypatch.setattr(image_files, "MAX_PIXELS", 480)
-    assert image_files.why_unusable(str(path)) is None
+    assert why_unusable(path) is None
     monkeypatch.setattr(image_files, "MAX_PIXELS", 479)
     monkeypatch.setattr(tf.io, "decode_image", lambda *_, **__: pytest.fail("decoded"))
     reason = "480 pixels, more than the limit of 479"
-    assert image_files.why_unusable(str(path)) == reason
+    assert why_unusable(path) == reason
     assert str(endpoints.image_loader(Config(image_size=8))(str(path))) == reason
 
 
@@ -742,9 +745,11 @@ def test_non_regular_files_are_not_opened(tmp_path, monkeypatch, file_type):
 def test_broken_links_and_missing_files_are_reported(tmp_path):
     os.symlink("nowhere.png", tmp_path / "a.png")
     os.symlink("b.png", tmp_path / "b.png")
-    assert [
-        image_files.why_unusable(str(tmp_path / name)) for name in ("a.png", "b.png", "c.png")
-    ] == ["broken link", "broken link", "missing"]
+    assert [why_unusable(tmp_path / name) for name in ("a.png", "b.png", "c.png")] == [
+        "broken link",
+        "broken link",
+        "missing",
+    ]
 
 
 @pytest.mark.parametrize("large", ["files", "images", "neither"])
@@ -790,7 +795,7 @@ def test_the_speed_of_decoding_is_measured_if_files_are_large(tmp_path):
             path.parent.mkdir(exist_ok=True)
             Image.fromarray(SMOOTH).resize([size, 2 * size]).save(path)
     config = runs.tiny_config(train_split="train")
-    small, large = (folders.folder_source(str(tmp_path / name)) for name in ("24", "300"))
+    small, large = (open_folder(tmp_path / name) for name in ("24", "300"))
     assert train.measure_decoding(config, small) == (float("inf"), "")
     rate, text = train.measure_decoding(config, large)
     assert 0 < rate < 1e5

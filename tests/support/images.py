@@ -7,6 +7,8 @@ import numpy as np
 import tensorflow as tf
 from sklearn import datasets
 
+from sources import folders
+
 
 def write_images(root, *names, size=(12, 10)):
     """Writes one PNG file per name, each with a different gray level. Returns a dict mapping names to levels."""
@@ -17,6 +19,10 @@ def write_images(root, *names, size=(12, 10)):
         levels[name] = number + 1
         path.write_bytes(tf.io.encode_png(tf.fill([*size, 3], np.uint8(number + 1))).numpy())
     return levels
+
+
+def open_folder(path):
+    return folders.folder_source(str(path))
 
 
 def hashed_fractions(names):
