@@ -1222,7 +1222,7 @@ STUDIES = {
         cited={row["Method"]: _numbers_of(row) for row in read_numbers("appendix_b9")[2:]},
     ),
     "distillation": Study(
-        "Distillation (SimCLR v2)",
+        "Distillation",
         "SimCLR v2",
         "distillation on unlabeled images improves the fine-tuned network, and a smaller student is"
         " almost as accurate",

@@ -226,9 +226,7 @@ def test_the_documents_agree_with_the_recorded_results(tmp_path, program):
     (tmp_path / "small").mkdir()
     for path in recorded.glob("*.jsonl"):
         shutil.copy(path, tmp_path / "small")
-    names = (
-        "1 4 5 pairs heads batches tuning few_labels probes flip broader networks cifar_temperature"
-    )
+    names = "1 4 5 pairs heads batches tuning few_labels probes flip broader networks cifar_temperature distillation"
     program("report", *names.split())
     text = (tmp_path / "small" / "report.md").read_text()
     assert text == (recorded / "report.md").read_text()
