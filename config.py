@@ -636,7 +636,8 @@ class Config:
     distill_temperature: float = setting(
         1.0,
         "Temperature of the predictions in distillation (SimCLR v2: 0.1 for the teacher's network, 1"
-        " for a smaller one).",
+        " for a smaller one). LARS and momentum multiply the learning rate of the classifier by its"
+        " square.",
         "identity",
         above=0,
         only=DISTILLATION,
