@@ -405,7 +405,8 @@ def linear_head_rate_ratio(config: Config) -> float:
 
     In distillation, it is T^2, where T is the temperature. The loss depends on the classifier's
     weights W only through V = W / T. Since dL/dW = dL/dV / T, this rate updates V as for T = 1. LARS
-    does not adapt the rate of the classifier, so without the factor, T = 0.1 diverges.
+    does not apply its trust ratio to the classifier, so without the factor, V would be updated 1 /
+    T^2 times as fast, and a run with T = 0.1 diverged.
     """
     if config.train_mode == "distill":
         return config.distill_temperature**2

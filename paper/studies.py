@@ -831,10 +831,9 @@ def _distillation() -> Iterator[Run]:
 
 
 def _cifar10_long() -> Iterator[Run]:
-    """Returns the runs of docs/results.md: the best encoder that two CPU cores can train in a few hours.
+    """Returns the runs with a ResNet-18 that is pretrained for 100 epochs, fine-tuned, and distilled.
 
-    A ResNet-18 is pretrained for 100 epochs, fine-tuned on subsets of the labels, and distilled. For
-    comparison, the same network is trained from random weights on the same labels.
+    For comparison, the same network is trained from random weights on the same labels.
     """
     study = "cifar10_long"
     bfloat16: dict[str, Any] = dict(precision="mixed_bfloat16")

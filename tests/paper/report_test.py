@@ -234,6 +234,8 @@ def test_the_documents_agree_with_the_recorded_results(tmp_path, program):
     document = (ROOT / "docs" / "studies.md").read_text()
     assert f"report {names} --dir=docs/tables" in document
     assert overview.split("\n\n")[0].strip() in document
+    accuracies = re.findall(r"[\d.]+ ± [\d.]+", (ROOT / "docs" / "results.md").read_text())
+    assert len(accuracies) == 8 and all(accuracy in text for accuracy in accuracies)
     for key in (("heads", "linear 512"), ("color", "1/2")):
         directory = Runner("runs/tables", "small").directory(studies.find_run(key))
         assert f"--checkpoint={directory} " in document.replace("\n", " ")
