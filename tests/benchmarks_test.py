@@ -173,8 +173,7 @@ def test_both_networks_have_the_same_variables(depth, size):
 @pytest.mark.parametrize("depth, size", [(18, 16), (50, 64)])
 def test_losses_and_gradients_match_those_in_pytorch(depth, size, torch_python, tmp_path):
     config = Config(resnet_depth=depth, image_size=size)
-    model = model_lib.build_model(config, 10)
-    variables = golden.assign_computed_weights(model)
+    model, variables = golden.build_model(config)
     parts = torch_names.names_by_part(variables, False)
     names = {f"{part}.{name}": key for part in parts for key, name in parts[part].items()}
     assert set(names.values()) == set(variables)

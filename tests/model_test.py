@@ -116,8 +116,7 @@ def case_views(arrays, case, size):
 @pytest.mark.parametrize("case", CASES)
 def test_network_outputs_in_inference_mode_match_the_original(case):
     config, _ = golden.config_of(NETWORK, case)
-    model = model_lib.build_model(config, 10)
-    variables = golden.assign_computed_weights(model)
+    model, variables = golden.build_model(config)
     shapes = {key: variable.shape.as_list() for key, variable in variables.items()}
     assert shapes in list(golden.load_json("checkpoint_keys").values())
     outputs = model(case_views(NETWORK, case, config.image_size), training=False)
@@ -132,8 +131,7 @@ def test_network_outputs_in_inference_mode_match_the_original(case):
 @pytest.mark.parametrize("case", CASES)
 def test_network_outputs_in_training_mode_match_the_original(case, float64):
     config, _ = golden.config_of(NETWORK_TRAIN, case)
-    model = model_lib.build_model(config, 10)
-    golden.assign_computed_weights(model)
+    model, _ = golden.build_model(config)
     outputs = model(np.float64(case_views(NETWORK_TRAIN, case, config.image_size)), training=True)
     for ours, theirs in (("proj_head_output", "proj"), ("logits_sup", "logits")):
         assert golden.relative_error(outputs[ours], NETWORK_TRAIN[f"{case}/train/{theirs}"]) < 1e-6
@@ -142,8 +140,7 @@ def test_network_outputs_in_training_mode_match_the_original(case, float64):
 @pytest.mark.parametrize("case", [str(case) for case in TRAIN_STEP["cases"]])
 def test_three_training_steps_match_the_original(case, float64):
     config, settings = golden.config_of(TRAIN_STEP, case)
-    model = model_lib.build_model(config, 10)
-    variables = golden.assign_computed_weights(model)
+    model, variables = golden.build_model(config)
     start = {key: variable.numpy() for key, variable in variables.items()}
     schedule = model_lib.build_schedule(config, settings["num_examples"])
     optimizer = model_lib.build_optimizer(config, schedule, model)

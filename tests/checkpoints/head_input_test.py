@@ -6,7 +6,6 @@ import tensorflow as tf
 import tf_keras as keras
 
 import checks
-import model as model_lib
 from checkpoints import inspection, restoring, saved_graphs, summary, weight_files
 from checkpoints.run_directory import Recorded
 from checkpoints.weight_files import SLOT, SUFFIX
@@ -19,11 +18,10 @@ SETTINGS = dict(resnet_depth=10, image_size=8, proj_out_dim=16, train_mode="fine
 @pytest.fixture(scope="module")
 def networks():
     """Returns a dict that maps selectors to fine-tuned networks with the same weights."""
-    models = {}
-    for selector in range(4):
-        models[selector] = model_lib.build_model(Config(**SETTINGS, ft_proj_selector=selector), 10)
-        golden.assign_computed_weights(models[selector])
-    return models
+    return {
+        selector: golden.build_model(Config(**SETTINGS, ft_proj_selector=selector))[0]
+        for selector in range(4)
+    }
 
 
 def gradients(model):
@@ -76,8 +74,7 @@ def test_classifier_of_a_fine_tuned_checkpoint_is_on_the_layer_it_was_trained_on
 def test_unknown_input_is_logged_and_can_be_set(tmp_path, capsys):
     # With a classifier on a last layer that is as wide as h, all layers have slots, as in pretraining.
     config = Config(**{**SETTINGS, "proj_out_dim": 512}, ft_proj_selector=3)
-    network = model_lib.build_model(config, 10)
-    golden.assign_computed_weights(network)
+    network, _ = golden.build_model(config)
     path = write(network, tmp_path / "ckpt-1", False)
     assert restoring.open_network(path)[1].config.ft_proj_selector == 0
     assert inspection.UNKNOWN_HEAD_INPUT in capsys.readouterr().out

@@ -41,16 +41,18 @@ def test_a_worker_that_is_lost_while_restoring_is_not_taken_for_a_corrupt_checkp
 
 
 def take_step(state):
+    """Takes one step. Returns the path of a checkpoint."""
     gradients = [tf.ones_like(v) for v in state.model.trainable_variables]
     state.optimizer.apply_gradients(zip(gradients, state.model.trainable_variables))
+    return state.save()
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "momentum", "adam"])
 def test_resume_restores_weights_slots_and_step(optimizer, tmp_path):
     config = Config(**SMALL, optimizer=optimizer)
     state = make_state(tmp_path, config)
-    take_step(state), take_step(state)
-    path = state.save()
+    take_step(state)
+    path = take_step(state)
     assert path.endswith("ckpt-2")
     take_step(state)
     resumed = make_state(tmp_path, config)
@@ -65,9 +67,8 @@ def test_resume_restores_weights_slots_and_step(optimizer, tmp_path):
 
 
 def test_slot_keys_match_the_original(tmp_path):
-    state = make_state(tmp_path, Config(**SMALL))
-    take_step(state)
-    keys = tf.train.load_checkpoint(state.save()).get_variable_to_shape_map()
+    path = take_step(make_state(tmp_path, Config(**SMALL)))
+    keys = tf.train.load_checkpoint(path).get_variable_to_shape_map()
     kernel = "model/resnet_model/initial_conv_relu_max_pool/0/conv2d/kernel"
     assert f"{kernel}/.OPTIMIZER_SLOT/optimizer/Momentum/.ATTRIBUTES/VARIABLE_VALUE" in keys
     assert (
@@ -87,9 +88,7 @@ def test_slot_keys_match_the_original(tmp_path):
 def test_resuming_with_a_different_network_or_optimizer_fails_without_changing_files(
     changes, message, tmp_path
 ):
-    state = make_state(tmp_path, Config(**SMALL))
-    take_step(state)
-    path = state.save()
+    path = take_step(make_state(tmp_path, Config(**SMALL)))
     before = runs.contents(tmp_path)
     other = make_state(tmp_path, Config(**{**SMALL, **changes}))
     with rejects(f"--model_dir.*{message}"):
@@ -99,8 +98,7 @@ def test_resuming_with_a_different_network_or_optimizer_fails_without_changing_f
 
 def test_warm_start_accepts_directories_and_prefixes(tmp_path):
     state = make_state(tmp_path, Config(**SMALL))
-    take_step(state)
-    prefix = state.save()
+    prefix = take_step(state)
     for path in (str(tmp_path), prefix):
         model = model_lib.build_model(Config(**SMALL), 4)
         lines = restoring.warm_start(model, path).lines

@@ -125,8 +125,7 @@ def saved_models(tmp_path_factory):
 
     Returns a dict mapping exporters to directories.
     """
-    model = model_lib.build_model(Config(**SMALL), 4)
-    golden.assign_computed_weights(model)
+    model, _ = golden.build_model(Config(**SMALL), 4)
     directories = {}
 
     def save(exporter, module, **options):

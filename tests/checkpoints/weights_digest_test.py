@@ -2,7 +2,6 @@
 
 import tensorflow as tf
 
-import model as model_lib
 from checkpoints import restoring, weight_files
 from config import Config
 from export import torch_weights
@@ -11,8 +10,7 @@ from support import golden
 
 def test_weights_digest_is_the_same_for_all_formats(tmp_path):
     config = Config(resnet_depth=10, image_size=32, proj_head_mode="none")
-    model = model_lib.build_model(config, 3)
-    variables = golden.assign_computed_weights(model)
+    model, variables = golden.build_model(config, 3)
     checkpoint = tf.train.Checkpoint(model=model)
     checkpoint.write(str(tmp_path / "ckpt-1"))
     checkpoint.write(str(tmp_path / "saved_model" / "variables" / "variables"))
@@ -26,8 +24,7 @@ def test_weights_digest_is_the_same_for_all_formats(tmp_path):
         for name in ("ckpt-1", "saved_model", "tf1", "torch.safetensors")
     }
     # The linear head is exported to a separate PyTorch file.
-    encoder = model_lib.build_model(config.replace(lineareval_while_pretraining=False), None)
-    golden.assign_computed_weights(encoder)
+    encoder, _ = golden.build_model(config.replace(lineareval_while_pretraining=False), None)
     assert digests.pop("torch.safetensors") == restoring.weights_digest(encoder)
     assert set(digests.values()) == {restoring.weights_digest(model)}
     kernel = next(iter(variables.values()))

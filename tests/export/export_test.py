@@ -312,9 +312,7 @@ def test_nothing_is_deleted_if_the_saved_model_directory_is_a_link(tmp_path, qui
 @pytest.fixture(scope="module")
 def network():
     """Builds a network whose weights are computed by a formula."""
-    model = model_lib.build_model(Config(**TINY), 10)
-    golden.assign_computed_weights(model)
-    return model
+    return golden.build_model(Config(**TINY))[0]
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,7 @@ DOWNSAMPLE = "layer1.0.downsample."
 def make_checkpoint(directory, **settings):
     """Writes a run with weights from `golden.computed_weight`. Returns the model and the checkpoint prefix."""
     config = Config(**{"num_proj_layers": 2, "proj_out_dim": 16, **settings})
-    model = model_lib.build_model(config, len(CLASSES))
-    golden.assign_computed_weights(model)
+    model, _ = golden.build_model(config, len(CLASSES))
     tf.train.Checkpoint(model=model, global_step=tf.Variable(7, dtype=tf.int64)).write(
         str(directory / "ckpt-7")
     )
@@ -406,6 +405,15 @@ def run_worker(python, source, images, directory, module="torch_resnet"):
     return np.load(out)
 
 
+def compute_outputs(python, directory, dtype, **settings):
+    """Returns a model, and its outputs for `photographs` in PyTorch and in Keras."""
+    model, checkpoint = make_checkpoint(directory, **settings)
+    path = pathlib.Path(export(checkpoint, directory))
+    images = photographs(settings["image_size"]).astype(dtype)
+    outputs = run_worker(python, path.with_suffix(".md"), images, path.parent)
+    return model, outputs, model(images, training=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
@@ -424,11 +432,8 @@ def run_worker(python, source, images, directory, module="torch_resnet"):
     ids=str,
 )
 def test_exported_code_reproduces_the_outputs_in_pytorch(settings, torch_python, tmp_path):
-    model, checkpoint = make_checkpoint(tmp_path, **settings)
-    path = pathlib.Path(export(checkpoint, tmp_path))
-    images = photographs(settings["image_size"])
-    outputs = run_worker(torch_python, path.with_suffix(".md"), images, path.parent)
-    expected, endpoints = model(images, training=False), {"h": "final_avg_pool"}
+    model, outputs, expected = compute_outputs(torch_python, tmp_path, np.float32, **settings)
+    endpoints = {"h": "final_avg_pool"}
     if model.num_proj_layers:
         endpoints["z"] = "proj_head_output"
     if model.supervised_head is not None:
@@ -443,13 +448,10 @@ def test_exported_code_reproduces_the_outputs_in_pytorch(settings, torch_python,
 def test_exported_code_reproduces_the_outputs_in_double_precision(
     settings, torch_python, tmp_path, float64
 ):
-    model, checkpoint = make_checkpoint(tmp_path, **settings)
-    path = pathlib.Path(export(checkpoint, tmp_path))
-    images = photographs(settings["image_size"]).astype(np.float64)
-    outputs = run_worker(torch_python, path.with_suffix(".md"), images, path.parent)
-    expected = model(images, training=False)["final_avg_pool"]
-    assert outputs["h"].dtype == expected.dtype == np.float64
-    assert golden.relative_error(outputs["h"], expected) < 1e-9
+    _, outputs, expected = compute_outputs(torch_python, tmp_path, np.float64, **settings)
+    h = expected["final_avg_pool"]
+    assert outputs["h"].dtype == h.dtype == np.float64
+    assert golden.relative_error(outputs["h"], h) < 1e-9
 
 
 @pytest.mark.slow

@@ -168,10 +168,12 @@ def test_images_in_all_formats_are_decoded_to_the_expected_pixels(name, tmp_path
     assert why_unusable(tmp_path / name) is None
     source = open_folder(tmp_path)
     ((_, item, _),) = source.records("train")
-    decoded = source.decode(item).numpy()
-    assert (
-        decoded.shape == pixels.shape and np.abs(decoded.astype(int) - pixels).max() <= difference
-    )
+    assert_close(source.decode(item).numpy(), pixels, difference)
+
+
+def assert_close(image, expected, difference=12):
+    assert image.shape == expected.shape
+    assert np.abs(image.astype(int) - expected).max() <= difference
 
 
 def why_unusable(path):
@@ -375,6 +377,10 @@ def encode_rotated(pixels, file_format, orientation=6):
     return encode(pixels, file_format, exif=exif, quality=95, lossless=True)
 
 
+def load(path):
+    return tf.io.decode_image(image_files.load(str(path)), 3, expand_animations=False).numpy()
+
+
 @pytest.mark.parametrize("file_format", ["jpeg", "png", "webp", "tiff"])
 def test_images_are_rotated_as_specified_by_their_exif_data(file_format, tmp_path):
     pixels = SMOOTH[:, :16]
@@ -382,12 +388,7 @@ def test_images_are_rotated_as_specified_by_their_exif_data(file_format, tmp_pat
         path = tmp_path / f"{orientation}.{file_format}"
         path.write_bytes(encode_rotated(pixels, file_format, orientation))
         expected = ORIENTED.get(orientation, np.array)(pixels)
-        decoded = tf.io.decode_image(
-            image_files.load(str(path)), 3, expand_animations=False
-        ).numpy()
-        assert (
-            decoded.shape == expected.shape and np.abs(decoded.astype(int) - expected).max() <= 12
-        ), orientation
+        assert_close(load(path), expected)
         assert why_unusable(path) is None
         resized = endpoints.image_loader(Config(image_size=24))(str(path)).numpy()
         assert np.abs(resized - tf.image.resize(expected / 255, [24, 24], "bicubic")).mean() < 0.05
@@ -406,18 +407,15 @@ def test_exif_data_behind_other_metadata_are_found(file_format, tmp_path):
         content = content[:begin] + content[end:last] + text + content[begin:end] + content[last:]
     assert content.index({"jpeg": b"Exif", "png": b"eXIf"}[file_format]) > 4096
     (tmp_path / "a").write_bytes(content)
-    decoded = tf.io.decode_image(image_files.load(str(tmp_path / "a")), 3).numpy()
-    expected = ORIENTED[6](SMOOTH[:, :16])
-    assert decoded.shape == expected.shape
-    assert np.abs(decoded.astype(int) - expected).max() <= 12
+    assert_close(load(tmp_path / "a"), ORIENTED[6](SMOOTH[:, :16]))
 
 
 def test_malformed_exif_data_are_ignored(tmp_path):
     content = encode_rotated(SMOOTH, "jpeg")
     (tmp_path / "a.jpg").write_bytes(re.sub(rb"(Exif\0\0..)..", rb"\1??", content, flags=re.DOTALL))
     assert (tmp_path / "a.jpg").read_bytes() != content
-    decoded = tf.io.decode_image(image_files.load(str(tmp_path / "a.jpg")), 3).numpy()
-    assert decoded.shape == SMOOTH.shape and why_unusable(tmp_path / "a.jpg") is None
+    assert load(tmp_path / "a.jpg").shape == SMOOTH.shape
+    assert why_unusable(tmp_path / "a.jpg") is None
 
 
 @pytest.mark.parametrize("name", UNUSABLE)

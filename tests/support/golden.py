@@ -6,6 +6,7 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
+import model as model_lib
 import resnet
 from checkpoints import architecture, restoring, tf1_names
 from config import Config
@@ -44,12 +45,13 @@ def computed_weight(key, shape):
     return np.float32(0.1) * x
 
 
-def assign_computed_weights(model):
-    """Sets a model's variables to their `computed_weight` values. Returns a dict mapping keys to variables."""
+def build_model(config, classes=10):
+    """Returns a model with weights from `computed_weight`, and a dict mapping keys to its variables."""
+    model = model_lib.build_model(config, classes)
     variables = restoring.variables_by_key(model=model)
     for key, variable in variables.items():
         variable.assign(computed_weight(key, tuple(variable.shape)))
-    return variables
+    return model, variables
 
 
 def tf1_name(key):
