@@ -448,8 +448,7 @@ def _check_labels(config: Config, source: Source) -> None:
             )
         return
     problem = f"no labels were found in this split of {source.name}"
-    is_trained_on_labels = config.needs_labels or config.distill_alpha < 1
-    uses_train_labels = is_trained_on_labels and config.mode != "eval" or probes
+    uses_train_labels = config.trains_on_labels and config.mode != "eval" or probes
     if uses_train_labels and not source.has_labels(config.train_split):
         raise UserError(f"--train_split={config.train_split}: {problem}. Use a split with labels.")
     if (probes or "linear_head" in names) and not source.has_labels(config.eval_split):

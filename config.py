@@ -399,8 +399,9 @@ class Config:
         "Fraction of the labeled training examples to use for fine-tuning, supervised training,"
         " lbfgs and knn. The same number of examples is drawn from each class, but a class with"
         " fewer examples contributes all of them (paper, section 6). Pretraining itself uses all"
-        " images. TFDS splits are read once to select the examples, which are kept in memory in"
-        " encoded form.",
+        " images. Distillation, too, uses all images, and with --distill_alpha below 1 only this"
+        " fraction of the labels. TFDS splits are read once to select the examples, which are kept"
+        " in memory in encoded form.",
         "identity",
         "labels",
         above=0,
@@ -972,6 +973,11 @@ class Config:
         return self.train_mode in ("finetune", "supervised")
 
     @property
+    def trains_on_labels(self) -> bool:
+        """Returns whether labels are used for training, with or without images that have no label."""
+        return self.needs_labels or self.distill_alpha < 1
+
+    @property
     def weights_flag(self) -> str:
         """Returns the name of the setting with the path of the teacher or of the initial weights."""
         is_student = self.train_mode == "distill" and self.mode != "eval"
@@ -1178,7 +1184,7 @@ _CONTRADICTIONS = (
         "label_fraction",
         lambda config: (
             config.label_fraction < 1
-            and not config.needs_labels
+            and not config.trains_on_labels
             and config.mode != "eval"
             and not (config.mode == "train_then_eval" and PROBES.holds(config))
         ),

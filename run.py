@@ -173,15 +173,17 @@ def _evaluated_first(config: config_lib.Config) -> Callable[[FileSource], list[s
 def _prepare_source(context: RunContext) -> RunContext:
     """Checks all images, restricts the training split according to `--label_fraction`, and logs the inputs.
 
-    Pretraining and distillation use all images. For their evaluation, see `evaluate.select_labels`.
+    Pretraining and distillation use all images; in distillation, labels outside the fraction are
+    hidden. For the evaluation of pretraining, see `evaluate.select_labels`.
     Returns the context with the number of evaluated images that were also used for training.
     """
     config, source, trains = context.config, context.source, context.config.mode != "eval"
     image_checks.check_images(config, source, context.strategy)
     if config.needs_labels:
         source.drop_unlabeled(config.train_split)
-        if config.label_fraction < 1:
-            source.restrict(config.train_split, config.label_fraction, config.label_seed)
+    if config.label_fraction < 1 and config.trains_on_labels:
+        hide = not config.needs_labels
+        source.restrict(config.train_split, config.label_fraction, config.label_seed, hide)
     checks.check_data(context)  # Examples may have been removed.
     context = context.replace(trained_examples=checks.count_trained_examples(context))
     if not context.is_chief:

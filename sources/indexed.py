@@ -110,10 +110,16 @@ class IndexedSource(Source):
         """Returns the group of each example, int64 [n] (see `files.Files`), or None if examples have no groups."""
         return None
 
-    def restrict(self, split: str, fraction: float, seed: int) -> None:
+    def restrict(self, split: str, fraction: float, seed: int, hide: bool = False) -> None:
         """See `Source`."""
-        labels, groups = self._select(split)[2], self.groups(split)
-        self._keep(split, label_subsets.choose_labeled(labels, split, fraction, seed, groups))
+        keys, items, labels, *others = self._select(split)
+        rows = label_subsets.choose_labeled(labels, split, fraction, seed, self.groups(split))
+        if hide:
+            hidden = np.full_like(labels, -1)
+            hidden[rows] = labels[rows]
+            self._selected = {**self._selected, split: [keys, items, hidden, *others]}
+        else:
+            self._keep(split, rows)
 
     def drop_unlabeled(self, split: str) -> None:
         """See `Source`."""

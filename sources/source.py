@@ -85,10 +85,11 @@ class Source(abc.ABC):
         """Returns a TensorFlow function that maps a reference from `split` to its record `(key, item, label)`."""
 
     @abc.abstractmethod
-    def restrict(self, split: str, fraction: float, seed: int) -> None:
+    def restrict(self, split: str, fraction: float, seed: int, hide: bool = False) -> None:
         """Permanently restricts `split` to a class-balanced subset (see `label_subsets.choose_balanced`).
 
-        Copies made with `copy.copy` before this call are not restricted.
+        If `hide` is True, the other examples remain, without their labels. Copies made with
+        `copy.copy` before this call are not restricted.
 
         Raises `UserError` if the split has too few labeled examples.
         """

@@ -79,8 +79,8 @@ class TfdsSource(Source):
         self._features = tfds.decode.PartialDecoding(features_read).extract_features(info.features)
         self._decoders = {self._image: tfds.decode.SkipDecoding()}
         self._checked = set()  # Record files that passed `check_files`.
-        # Maps splits to the sorted keys of the examples chosen by `restrict`.
-        self._restricted = {}
+        # Map splits to the sorted keys of the examples chosen by `restrict`.
+        self._restricted, self._labeled = {}, {}
         self.class_names = None
         if classes is not None:
             names = getattr(getattr(classes, "feature", classes), "names", None)
@@ -230,10 +230,7 @@ class TfdsSource(Source):
             num_parallel_calls=min(cycle_length, PARALLEL_CALLS),
         )
         if chosen is not None:
-            keys, last = tf.constant(chosen), len(chosen) - 1
-            records = records.filter(
-                lambda key, _: keys[tf.minimum(tf.searchsorted(keys, [key])[0], last)] == key
-            )
+            records = records.filter(lambda key, _: _contains(chosen, key))
         if shard_by_record:
             records = records.shard(shards, shard)
         if seed is not None:
@@ -241,7 +238,7 @@ class TfdsSource(Source):
             records = records.shuffle(size, seed=seed + 1, reshuffle_each_iteration=False)
         return records
 
-    def restrict(self, split: str, fraction: float, seed: int) -> None:
+    def restrict(self, split: str, fraction: float, seed: int, hide: bool = False) -> None:
         """See `Source`. Reads the whole split to obtain its labels."""
         if self.multi_label:
             raise UserError(
@@ -255,7 +252,10 @@ class TfdsSource(Source):
         keys, labels = (np.concatenate(column) for column in zip(*batches))
         order = np.argsort(keys)  # The choice must not depend on the reading order.
         chosen = keys[order][label_subsets.choose_labeled(labels[order], split, fraction, seed)]
-        self._restricted = {**self._restricted, split: chosen}
+        if hide:
+            self._labeled = {**self._labeled, split: chosen}
+        else:
+            self._restricted = {**self._restricted, split: chosen}
 
     def is_sparse(self, split: str) -> bool:
         """See `Source`. A restricted split is sparse, because record files do not support random access."""
@@ -271,7 +271,14 @@ class TfdsSource(Source):
 
     def reader(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
         """See `Source`. A reference consists of a key and a serialized example."""
-        return self._parse
+        if (labeled := self._labeled.get(split)) is None:
+            return self._parse
+
+        def read(key, serialized):
+            key, item, label = self._parse(key, serialized)
+            return key, item, tf.where(_contains(labeled, key), label, self.no_label())
+
+        return read
 
     def _example(self, serialized: tf.Tensor) -> dict[str, tf.Tensor]:
         return self._features.deserialize_example(serialized, decoders=self._decoders)
@@ -341,6 +348,12 @@ def _choose(
     """Returns the first of `preferred` that is in `choices`, the only element of `default`, or None."""
     found = [name for name in preferred if name in choices]
     return found[0] if found else default[0] if len(default) == 1 else None
+
+
+def _contains(keys: np.ndarray, key: tf.Tensor) -> tf.Tensor:
+    """Returns whether `key`, an int64 scalar, is in `keys`, a sorted int64 array. The result is a bool scalar."""
+    row = tf.searchsorted(keys, [key])[0]
+    return tf.constant(keys)[tf.minimum(row, len(keys) - 1)] == key
 
 
 def _file_key(filename: str) -> int:

@@ -793,7 +793,10 @@ def test_label_subset_is_the_same_on_every_worker_and_in_every_run(name, total, 
     counts = np.bincount([label for _, label in selected])
     assert counts.max() - counts.min() <= 1
     whole = datasets.open_source(name, tiny_tfds)
-    assert set(selected) < {*keys_and_labels(whole, "train")}
+    assert set(selected) < (rows := {*keys_and_labels(whole, "train")})
+    whole.restrict("train", 0.2, 0, hide=True)
+    hidden = keys_and_labels(whole, "train")
+    assert sorted(row for row in hidden if row in rows) == selected and len(hidden) == len(rows)
     other = restricted(name, tiny_tfds, seed=1)
     assert selected != sorted(keys_and_labels(other, "train"))
 

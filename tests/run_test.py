@@ -868,8 +868,15 @@ def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(no_bloc
     assert few == pytest.approx(results["separate"]) and metrics.CONTRAST_LOSS in results["few"]
 
 
-@pytest.mark.parametrize("train_mode", ["pretrain", "supervised"])
-def test_label_seed_selects_the_labels(train_mode):
+@pytest.mark.parametrize(
+    "train_mode, settings, images",
+    [
+        ("pretrain", {}, 32),
+        ("supervised", {}, 32),
+        ("distill", dict(teacher="unused", distill_alpha=0.5), 64),
+    ],
+)
+def test_label_seed_selects_the_labels(train_mode, settings, images):
     selected = []
     for seed in (0, 3, 0):
         config = tiny_config(
@@ -879,11 +886,14 @@ def test_label_seed_selects_the_labels(train_mode):
             eval_protocol="knn",
             label_fraction=0.5,
             label_seed=seed,
+            **settings,
         )
         context = make_context(config)
         run_lib._prepare_source(context)
-        records = evaluate.select_labels(config, context.source).records("train[:64]")
-        selected.append({int(key) for key, *_ in records.as_numpy_iterator()})
+        source = evaluate.select_labels(config, context.source)
+        records = [*source.records("train[:64]").as_numpy_iterator()]
+        assert len(records) == images
+        selected.append({int(key) for key, _, label in records if label >= 0})
     first, second, repeated = selected
     assert first == repeated != second and len(first) == len(second) == 32
 
