@@ -226,7 +226,7 @@ def test_the_documents_agree_with_the_recorded_results(tmp_path, program):
     (tmp_path / "small").mkdir()
     for path in recorded.glob("*.jsonl"):
         shutil.copy(path, tmp_path / "small")
-    names = "1 4 5 pairs heads batches tuning few_labels probes flip broader networks cifar_temperature distillation"
+    names = "1 4 5 pairs heads batches tuning few_labels probes flip broader networks cifar_temperature distillation cifar10_long"
     program("report", *names.split())
     text = (tmp_path / "small" / "report.md").read_text()
     assert text == (recorded / "report.md").read_text()
@@ -234,8 +234,10 @@ def test_the_documents_agree_with_the_recorded_results(tmp_path, program):
     document = (ROOT / "docs" / "studies.md").read_text()
     assert f"report {names} --dir=docs/tables" in document
     assert overview.split("\n\n")[0].strip() in document
-    accuracies = re.findall(r"[\d.]+ ± [\d.]+", (ROOT / "docs" / "results.md").read_text())
-    assert len(accuracies) == 8 and all(accuracy in text for accuracy in accuracies)
+    text += (recorded / "cifar10_long.jsonl").read_text()
+    results = (ROOT / "docs" / "results.md").read_text()
+    accuracies = re.findall(r"[\d.]+ ± [\d.]+|0\.\d{3,}", results)
+    assert len(accuracies) == 26 and all(accuracy in text for accuracy in accuracies)
     for key in (("heads", "linear 512"), ("color", "1/2")):
         directory = Runner("runs/tables", "small").directory(studies.find_run(key))
         assert f"--checkpoint={directory} " in document.replace("\n", " ")
