@@ -68,16 +68,18 @@ def protocols(config: Config, source: Source) -> list[str]:
 def select_labels(config: Config, source: Source) -> Source:
     """Returns the source for evaluations after training, whose training split is restricted by `--label_fraction`.
 
-    The original source, which pretraining and distillation use, is not restricted. If labels are
-    used for training, it already has only these labels, and is returned unchanged.
+    The original source, which pretraining and distillation use, is not restricted. In fine-tuning
+    and supervised training, it has already been restricted, and is returned unchanged.
 
     Raises:
       UserError: the training split has too few labeled examples.
     """
-    if config.label_fraction == 1 or config.trains_on_labels:
+    if config.label_fraction == 1 or config.needs_labels:
         return source
     labeled_source = copy.copy(source)
-    labeled_source.restrict(config.train_split, config.label_fraction, config.label_seed)
+    # If labels are used in distillation, the other labels are already hidden.
+    fraction = 1.0 if config.trains_on_labels else config.label_fraction
+    labeled_source.restrict(config.train_split, fraction, config.label_seed)
     return labeled_source
 
 

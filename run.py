@@ -173,8 +173,8 @@ def _evaluated_first(config: config_lib.Config) -> Callable[[FileSource], list[s
 def _prepare_source(context: RunContext) -> RunContext:
     """Checks all images, restricts the training split according to `--label_fraction`, and logs the inputs.
 
-    Pretraining and distillation use all images; in distillation, labels outside the fraction are
-    hidden. For the evaluation of pretraining, see `evaluate.select_labels`.
+    Pretraining and distillation use all images. For their evaluation, see `evaluate.select_labels`.
+    If distillation uses labels, those outside the fraction are hidden.
     Returns the context with the number of evaluated images that were also used for training.
     """
     config, source, trains = context.config, context.source, context.config.mode != "eval"

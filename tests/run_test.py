@@ -871,7 +871,7 @@ def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(no_bloc
 @pytest.mark.parametrize(
     "train_mode, settings, images",
     [
-        ("pretrain", {}, 32),
+        ("pretrain", {}, 64),
         ("supervised", {}, 32),
         ("distill", dict(teacher="unused", distill_alpha=0.5), 64),
     ],
@@ -890,10 +890,9 @@ def test_label_seed_selects_the_labels(train_mode, settings, images):
         )
         context = make_context(config)
         run_lib._prepare_source(context)
-        source = evaluate.select_labels(config, context.source)
-        records = [*source.records("train[:64]").as_numpy_iterator()]
-        assert len(records) == images
-        selected.append({int(key) for key, _, label in records if label >= 0})
+        assert context.source.num_examples("train[:64]") == images
+        records = evaluate.select_labels(config, context.source).records("train[:64]")
+        selected.append({int(key) for key, *_ in records.as_numpy_iterator()})
     first, second, repeated = selected
     assert first == repeated != second and len(first) == len(second) == 32
 
