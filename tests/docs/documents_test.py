@@ -57,6 +57,13 @@ def test_commands_and_code_are_found():
     assert len(COMMANDS) > 60 and len(EXAMPLES) - len(COMMANDS) > 5
 
 
+def test_the_table_of_accuracies_is_computed_from_recorded_rows(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    _, code = documents.find_examples("docs/parity.md")
+    exec(code.text, {})
+    assert f"---|\n{capsys.readouterr().out}\n" in (ROOT / "docs" / "parity.md").read_text()
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_every_example_is_either_executed_or_listed(example):
     assert len(example.reasons) <= 1
