@@ -398,10 +398,10 @@ class Config:
         1.0,
         "Fraction of the labeled training examples to use for fine-tuning, supervised training,"
         " lbfgs and knn. The same number of examples is drawn from each class, but a class with"
-        " fewer examples contributes all of them (paper, section 6). Pretraining itself uses all"
-        " images. Distillation, too, uses all images, and with --distill_alpha below 1 only this"
-        " fraction of the labels. TFDS splits are read once to select the examples, which are kept"
-        " in memory in encoded form.",
+        " fewer examples contributes all of them (paper, section 6). Pretraining and distillation"
+        " use all images; with --distill_alpha below 1, distillation uses this fraction of the"
+        " labels. TFDS splits are read once to select the examples, which are kept in memory in"
+        " encoded form.",
         "identity",
         "labels",
         above=0,
@@ -974,7 +974,7 @@ class Config:
 
     @property
     def trains_on_labels(self) -> bool:
-        """Returns whether labels are used for training, with or without images that have no label."""
+        """Returns whether labels are used for training. Distillation also uses images without a label."""
         return self.needs_labels or self.distill_alpha < 1
 
     @property
@@ -1188,8 +1188,9 @@ _CONTRADICTIONS = (
             and config.mode != "eval"
             and not (config.mode == "train_then_eval" and PROBES.holds(config))
         ),
-        "--train_mode={config.train_mode} uses all images. Use this flag only with --mode=eval, or"
-        " with --mode=train_then_eval and lbfgs or knn in --eval_protocol. To train on fewer images,"
+        "--train_mode={config.train_mode} uses all images. Use this flag only with --mode=eval, in"
+        " distillation with --distill_alpha below 1, or with --mode=train_then_eval and lbfgs or knn"
+        " in --eval_protocol. To train on fewer images,"
         " use a slice such as --train_split='train[:10%]'.",
     ),
     (

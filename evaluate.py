@@ -77,9 +77,10 @@ def select_labels(config: Config, source: Source) -> Source:
     if config.label_fraction == 1 or config.needs_labels:
         return source
     labeled_source = copy.copy(source)
-    # If labels are used in distillation, the other labels are already hidden.
-    fraction = 1.0 if config.trains_on_labels else config.label_fraction
-    labeled_source.restrict(config.train_split, fraction, config.label_seed)
+    if config.trains_on_labels:  # In distillation, the other labels are already hidden.
+        labeled_source.drop_unlabeled(config.train_split)
+    else:
+        labeled_source.restrict(config.train_split, config.label_fraction, config.label_seed)
     return labeled_source
 
 

@@ -94,7 +94,8 @@ class Source(abc.ABC):
         Raises `UserError` if the split has too few labeled examples.
         """
 
-    def drop_unlabeled(self, split: str) -> None:  # noqa: B027 (TFDS labels all examples of a split.)
+    @abc.abstractmethod
+    def drop_unlabeled(self, split: str) -> None:
         """Permanently restricts `split` to the examples that have a label. Copies are not restricted."""
 
     def drop_labels(self, class_names: list[str] | None = None) -> None:

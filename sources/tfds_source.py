@@ -257,6 +257,11 @@ class TfdsSource(Source):
         else:
             self._restricted = {**self._restricted, split: chosen}
 
+    def drop_unlabeled(self, split: str) -> None:
+        """See `Source`. Without labels hidden by `restrict`, all examples of a split have one."""
+        if split in self._labeled:
+            self._restricted = {**self._restricted, split: self._labeled[split]}
+
     def is_sparse(self, split: str) -> bool:
         """See `Source`. A restricted split is sparse, because record files do not support random access."""
         return split in self._restricted

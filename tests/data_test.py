@@ -797,6 +797,8 @@ def test_label_subset_is_the_same_on_every_worker_and_in_every_run(name, total, 
     whole.restrict("train", 0.2, 0, hide=True)
     hidden = keys_and_labels(whole, "train")
     assert sorted(row for row in hidden if row in rows) == selected and len(hidden) == len(rows)
+    whole.drop_unlabeled("train")
+    assert sorted(keys_and_labels(whole, "train")) == selected
     other = restricted(name, tiny_tfds, seed=1)
     assert selected != sorted(keys_and_labels(other, "train"))
 
