@@ -447,6 +447,11 @@ def _check_labels(config: Config, source: Source) -> None:
                 f"--keep_best: this flag requires an accuracy, but {problem}. Remove the flag."
             )
         return
+    if source.multi_label and config.label_fraction < 1:
+        raise UserError(
+            f"--label_fraction={config.label_fraction:g}: {source.name} has multiple labels per"
+            " example, which this flag does not support. Remove the flag."
+        )
     problem = f"no labels were found in this split of {source.name}"
     uses_train_labels = config.trains_on_labels and config.mode != "eval" or probes
     if uses_train_labels and not source.has_labels(config.train_split):

@@ -30,7 +30,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sizes", type=_parse_sizes, help="comma-separated values of SIZE")
     parser.add_argument("--only", default="", help="select the cases whose names contain this text")
     parser.add_argument(
-        "--rounds", type=int, default=3, help="processes per implementation; default: 3"
+        "--rounds",
+        type=command_line.number(int, 1),
+        default=3,
+        help="processes per implementation; default: 3",
     )
     parser.add_argument("--calls", type=int, help="timed calls per process; default: see cases.py")
     parser.add_argument("--flags", type=shlex.split, default=[], help="flags of run.py")

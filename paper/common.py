@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import model as model_lib
 from checkpoints import restoring
-from config import Config, parse_settings
+from config import Config, parse_settings, settings_with
 from probing import features
 from runtime.errors import UserError
 from sources import datasets, image_checks
@@ -46,7 +46,8 @@ def load(path: str, dataset: str, flags: str) -> tuple[model_lib.Model, Config]:
     Args:
       path: path of the weights.
       dataset: data set, specified as for run.py.
-      flags: flags of run.py that override the network's image size (224 if unknown).
+      flags: flags of run.py that override the network's image size (224 if unknown) and the
+        recorded decoding of images.
 
     Returns:
       The model, and the settings for the data set.
@@ -61,7 +62,9 @@ def load(path: str, dataset: str, flags: str) -> tuple[model_lib.Model, Config]:
             "--checkpoint: the network has no projection head. Use a network with a projection"
             " head."
         )
-    return model, parse_flags(flags, dataset=dataset, image_size=info.config.image_size)
+    names = ("image_size", *settings_with("pixels"))
+    recorded = {name: getattr(info.config, name) for name in names}
+    return model, parse_flags(flags, dataset=dataset, **recorded)
 
 
 def extract_h_and_z(

@@ -310,9 +310,9 @@ def tsne(checkpoint: str, dataset: str, flags: str, split: str, seed: int, out: 
     model, config = common.load(checkpoint, dataset, flags)
     source = common.open_source(config)
     datasets.check_split(source, "split", split)
-    if not source.class_names:
+    if not source.class_names or source.multi_label:
         raise UserError(
-            f"--dataset={config.dataset}: the data set has no labels. Use a data set with labels."
+            f"--dataset={config.dataset}: the figure requires one label per image. Use other data."
         )
     batches = evaluate.eval_batches(config, source, split, tf.distribute.get_strategy())
     *spaces, labels = common.extract_h_and_z(model, batches, f"h and z of {split}")
@@ -529,16 +529,18 @@ def fine_tuning(csv: str, out: str) -> str:
 
 
 def race(csv: str, out: str) -> str:
-    """Plots accuracies of frozen encoders by minutes of training, with one line per program.
+    """Plots accuracies of frozen encoders by minutes of training, with one line per run.
 
-    The CSV file must contain the columns `program`, `minutes`, `accuracy` (of logistic regression)
+    The CSV file must contain the columns `program`, `run`, `minutes`, `accuracy` (of logistic regression)
     and `nearest neighbors`.
     """
     measures = ("accuracy", "nearest neighbors")
-    rows = read_csv(csv, ("program", "minutes", *measures), ("minutes", *measures))
+    rows = read_csv(csv, ("program", "run", "minutes", *measures), ("minutes", *measures))
     figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
     for axis, measure in zip(axes, measures):
-        for marker, (program, points) in zip(_MARKERS, rows.groupby("program", sort=False)):
+        for marker, ((program, _), points) in zip(
+            _MARKERS, rows.groupby(["program", "run"], sort=False)
+        ):
             axis.plot(points["minutes"], 100 * points[measure], f"k-{marker}", label=program)
         axis.set_xlabel("minutes of training")
         axis.set_title("logistic regression" if measure == "accuracy" else measure, fontsize=9)

@@ -304,8 +304,9 @@ class Fit:
       num_seeds: number of seeds.
       degrees_of_freedom: (number of networks - 1) x (number of seeds - 1). The results on h and on
         g(h) are of the same network.
-      deviation: standard deviation s of the noise in percentage points, with s^2 = (sum of squared
-        residuals) / degrees_of_freedom, or None if there are no degrees of freedom.
+      deviation: standard deviation s of the noise in percentage points, with s^2 = (mean squared
+        residual) x (number of networks) x (number of seeds) / degrees_of_freedom, or None if there
+        are no degrees of freedom.
     """
 
     means: pd.Series
@@ -355,7 +356,8 @@ def fit(values: pd.DataFrame, compared: tuple[str, ...]) -> Fit | None:
         return None
     means, freedom = values.mean(axis=1), (num_networks - 1) * (num_seeds - 1)
     residuals = values.sub(means, axis=0) - values.mean() + means.mean()
-    deviation = float(np.sqrt((residuals**2).to_numpy().sum() / freedom)) if freedom else None
+    squares = (residuals**2).to_numpy().mean() * num_networks * num_seeds
+    deviation = float(np.sqrt(squares / freedom)) if freedom else None
     return Fit(means, num_seeds, freedom, deviation)
 
 

@@ -68,7 +68,11 @@ def probe_features(
         key, item, _ = record
         size = config.image_size
         image = data_util.preprocess_image(
-            source.decode(item), size, size, test_crop=config.center_crop_eval
+            source.decode(item),
+            size,
+            size,
+            test_crop=config.center_crop_eval,
+            resize=config.eval_resize,
         )
         return image, tf.stack([key, tf.constant(_SEED, key.dtype)]), position
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 
@@ -53,14 +54,15 @@ def folder_source(path: str, labels: bool = True, group_pattern: str | None = No
         heif = " (HEIC images require: pip install pillow-heif)" * needs_heif
         console.log(f"ignored files that are not images: {others}{heif}")
     class_names = layout.class_names(splits)
+    paths = {split: [*itertools.chain(*images.values())] for split, images in splits.items()}
+    groups = iter(find_groups([*itertools.chain(*paths.values())], group_pattern) or ())
     files = {}
     for split, images in splits.items():
-        paths = [path for paths in images.values() for path in paths]
         labels_of_classes = np.array(classes.indices_of(images, class_names), np.int64)
         files[split] = Files(
-            paths,
+            paths[split],
             np.repeat(labels_of_classes, [*map(len, images.values())]),
-            find_groups(paths, group_pattern),
+            [*itertools.islice(groups, len(paths[split]))] or None,
         )
     return FileSource(name, root, files, class_names or None)
 
@@ -69,7 +71,7 @@ def find_groups(paths: list[str], pattern: str | None) -> list[str] | None:
     """Returns the groups of images: what `--group_pattern` matches in their paths.
 
     This is the first capturing group of the pattern if there is one, and otherwise the whole match.
-    An image whose path does not match is a group of its own; the number of such images is logged.
+    An image whose path does not match forms its own group; the number of such images is logged.
 
     Raises:
       UserError: no path matches.
@@ -87,6 +89,6 @@ def find_groups(paths: list[str], pattern: str | None) -> list[str] | None:
     if others:
         console.log(
             f"--group_pattern={pattern}: {len(others)} of {len(paths)} paths do not match, so each"
-            f" of these images is a group of its own: {console.join_first(others)}"
+            f" of these images forms its own group: {console.join_first(others)}"
         )
     return [path if group is None else group for path, group in zip(paths, groups)]

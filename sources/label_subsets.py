@@ -47,14 +47,15 @@ def choose_labeled(
 
     If `groups`, int [n], is given, chooses whole groups. The first label of a group counts.
     """
+    if groups is None:
+        groups = np.arange(len(labels))
+    names, first = np.unique(np.where(labels >= 0, groups, -1), return_index=True)
+    candidates = labels[first]
     try:
-        if groups is None:
-            return choose_balanced(labels, fraction, seed)
-        names, first = np.unique(np.where(labels >= 0, groups, -1), return_index=True)
-        chosen = names[choose_balanced(labels[first], fraction, seed)]
-        return np.flatnonzero(np.isin(groups, chosen) & (labels >= 0))
+        chosen = names[choose_balanced(candidates, fraction, seed)]
     except ValueError as error:
-        minimum = len(np.unique(labels[labels >= 0])) / max((labels >= 0).sum(), 1)
+        candidates = candidates[candidates >= 0]
+        minimum = len(np.unique(candidates)) / max(len(candidates), 1)
         minimum = -(-minimum * 1e5 // 1) / 1e5  # rounded up
         remedy = (
             f"Use at least {minimum:.5g}"
@@ -64,3 +65,4 @@ def choose_labeled(
         raise UserError(
             f"--label_fraction={fraction:g}: in --train_split={split}, {error}. {remedy}."
         ) from error
+    return np.flatnonzero(np.isin(groups, chosen) & (labels >= 0))

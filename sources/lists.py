@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -48,20 +49,24 @@ def list_source(
     try:
         with open(file, encoding="utf-8-sig") as lines:
             separator = max(_COLUMN_SEPARATORS, key=lines.readline().count)
-        table = pd.read_csv(
-            file,
-            sep=separator,
-            dtype=str,
-            keep_default_na=False,
-            encoding="utf-8-sig",
-            index_col=False,
-        )
-    except (OSError, ValueError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # a row with too many fields
+            table = pd.read_csv(
+                file,
+                sep=separator,
+                dtype=str,
+                keep_default_na=False,
+                encoding="utf-8-sig",
+                index_col=False,
+            )
+    except (OSError, ValueError, pd.errors.ParserWarning) as error:
         raise UserError(
             f"{flag}: the table cannot be read ({first_line(error)}). Check the path, and the"
             " format (CSV or TSV, UTF-8)."
         ) from error
     table.columns = table.columns.str.strip().str.lower()
+    if table.columns.has_duplicates:
+        raise UserError(f"{flag}: columns have the same name, except for case. Rename them.")
     root = os.path.abspath(os.path.expanduser(data_dir)) if data_dir else os.path.dirname(file)
     paths = _column(table, flag, "image_key", image_key, _IMAGE_COLUMNS)
     images = paths.map(lambda path: os.path.relpath(os.path.join(root, path), root))

@@ -240,11 +240,6 @@ class TfdsSource(Source):
 
     def restrict(self, split: str, fraction: float, seed: int, hide: bool = False) -> None:
         """See `Source`. Reads the whole split to obtain its labels."""
-        if self.multi_label:
-            raise UserError(
-                f"--label_fraction={fraction:g}: {self.name} has multiple labels per example, which"
-                " this flag does not support. Remove the flag."
-            )
         batches = with_prefetching(
             self.records(split).map(lambda key, item, label: (key, label)).batch(1024)
         )

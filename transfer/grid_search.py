@@ -239,7 +239,7 @@ def run_grid(arguments: argparse.Namespace) -> None:
     inputs = output.resolve_inputs(arguments)
     shared = {
         name: value
-        for name in settings_with("network", "data_access")
+        for name in settings_with("network", "data_access", "pixels")
         # The excluded setting applies only to pretraining.
         if (value := getattr(inputs.config, name)) is not None
         and name != "lineareval_while_pretraining"

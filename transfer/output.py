@@ -142,8 +142,10 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
     info = inspection.inspect_checkpoint(arguments.checkpoint, {"ft_proj_selector": 0, **size})
     network = info.config
     name = slug(arguments.task or task.dataset)[-40:]  # File names are limited to 255 bytes.
-    config = Config(**{name: getattr(network, name) for name in settings_with("network")}).replace(
-        **{name: getattr(arguments, name) for name in settings_with("data_access")},
+    recorded = {name: getattr(network, name) for name in settings_with("network", "pixels")}
+    access = {name: getattr(arguments, name) for name in settings_with("data_access")}
+    config = Config(**recorded).replace(
+        **storage.without_none(access),
         mode="eval",
         lineareval_while_pretraining=False,
         dataset=task.dataset,

@@ -85,11 +85,12 @@ def test_lists_without_labels(tmp_path):
     [
         ("img,label\n1.png,a\n", "no column image or file_name .*only img, label. Set --image_key"),
         ("image,label\n1.png,a\n9.png,b\n", "files are not in .*: 9.png .row 3.. Correct"),
-        ("image,label\n1.png,a\n./1.png,b\n", "several times: 1.png .row 2., 1.png .row 3.."),
+        ("image,Label,label\n1.png,a,b\n", "columns have the same name"),
         ("image,label\n1.png,a\n../{0}/1.png,b\n", "several times: 1.png .row 2., 1.png .row 3.."),
         ("image,label\n", "the table has no rows"),
         ("image,split\n1.png,fold1\n", "the split is not train, validation or test: 1.png .row 2"),
         ("", "the table cannot be read"),
+        ("image,label\n1.png,a,b\n", "the table cannot be read"),
     ],
 )
 def test_errors_in_lists_name_the_rows(table, message, tmp_path):
@@ -158,11 +159,11 @@ def test_lists_may_have_a_column_with_groups(tmp_path, logged):
 
 def test_images_without_a_match_and_shared_groups_are_reported(tmp_path, logged):
     names = ["train/a/x1_0.png", "train/b/x2_0.png", "train/a/z.png", "test/a/x2_1.png"]
-    write_images(tmp_path, *names, "test/b/x3_1.png")
+    write_images(tmp_path, *names, "test/b/x2_2.png")
     datasets.open_source(f"folder:{tmp_path}", group_pattern="x.")
     assert logged == [
-        "--group_pattern=x.: 1 of 3 paths do not match, so each of these images is a group of its"
-        " own: train/a/z.png",
+        "--group_pattern=x.: 1 of 5 paths do not match, so each of these images forms its own"
+        " group: train/a/z.png",
         "warning: groups in both test and train (1): x2",
     ]
     with rejects("--group_pattern=y: no path matches, for example test/a"):
@@ -178,6 +179,11 @@ def test_label_fraction_chooses_whole_groups(tmp_path):
     chosen = patients_of(source, "train")
     assert len(chosen) == 30 and set(map(chosen.count, chosen)) == {5}
     assert source.class_counts("train") == {"n": 15, "p": 15}
+    with rejects(
+        "--label_fraction=0.1: in --train_split=train, 1 examples are too few for 2 classes. Use at"
+        " least 0.33334."
+    ):
+        source.restrict("train", 0.1, 3)
 
 
 def test_groups_with_unlabeled_examples():
