@@ -161,13 +161,13 @@ def complete(
         is_eval
         and "dataset" not in given
         and "eval_split" in recorded.network
-        and config.eval_split.partition("[")[0] in source.split_names
+        and (config.eval_split != Config.eval_split or config.eval_split in source.split_names)
     ):
         given = {*given, "train_split", "eval_split"}
     if is_eval and "dataset" in given and source.split_names == ["train"]:
         # The images of another data set need not be divided if nothing is trained on them.
         is_own = recorded.trained_on == computed_from.source_digest(source)
-        if not (is_own or _uses_train_split(config) or "eval_split" in given):
+        if not (is_own or uses_train_split(config) or "eval_split" in given):
             given, config = {*given, "eval_split"}, config.replace(eval_split="train")
             lines.append(f"eval_split: train (all images of {source.name})")
     train_split, eval_split = datasets.choose_splits(
@@ -330,31 +330,35 @@ def _check_memory(context: RunContext) -> None:
     else:  # The estimate was compared with few measurements on accelerators, so it is not a limit.
         parts, total, available = context.strategy.num_replicas_in_sync, math.inf, accelerator
     needed = memory.estimate(config, parts)
+    if needed <= available:
+        return
     # Of a run with checkpoints, perhaps nothing needs to be trained.
     is_impossible = needed > _MAX_MEMORY * total and not context.recorded.has_checkpoints
     limit = total if is_impossible else available
-    batch = config.train_batch_size
-    while batch and memory.estimate(config.replace(train_batch_size=batch), parts) > limit:
-        batch //= 2
-    remedies = [
-        *[f"--train_batch_size={batch}"] * (batch >= max(parts, 2)),
-        "a smaller --image_size",
-    ]
-    micro_batches = ", or set --micro_batch_size" * (not config.use_tpu)
+    name = "micro_batch_size" if config.micro_batch_size else "train_batch_size"
+    size, remedies = getattr(config, name) / 2, ["a smaller --image_size"]
+    while size >= max(parts, 2) and size.is_integer():
+        flags = {name: int(size)}
+        if memory.estimate(config.replace(**flags), parts) <= limit:
+            remedies = as_flags(flags) + remedies
+            break
+        size /= 2
+    micro_batches = ", or set --micro_batch_size" * (
+        not (config.use_tpu or config.micro_batch_size)
+    )
     problem = (
         f"--train_batch_size={config.train_batch_size}: training needs about {needed / 1e9:.1f} GB"
         f" of memory, but only {limit / 1e9:.1f} GB are available. Use {' or '.join(remedies)}{micro_batches}."
     )
     if is_impossible:
         raise UserError(problem)
-    if needed > available:
-        console.log(f"warning: {problem}")
+    console.log(f"warning: {problem}")
 
 
 def check_data(context: RunContext) -> None:
     """Checks that the splits that are used exist, and that the batch sizes match data and replicas."""
     config, source = context.config, context.source
-    if _uses_train_split(config):
+    if uses_train_split(config):
         datasets.check_split(source, "train_split", config.train_split)
     if (
         config.mode == "train"
@@ -385,7 +389,8 @@ def check_data(context: RunContext) -> None:
         )
 
 
-def _uses_train_split(config: Config) -> bool:
+def uses_train_split(config: Config) -> bool:
+    """Returns whether training or an evaluation protocol reads the training split."""
     # `knn` may replace the head.
     probes = {"lbfgs", "knn"} & set(config.eval_protocols) or not config.has_linear_head
     return bool(config.mode != "eval" or config.label_fraction < 1 or probes)
@@ -398,7 +403,7 @@ def count_trained_examples(context: RunContext) -> int:
         return 0
     # Without labels, `contrastive` is the only protocol, which trains nothing.
     is_unlabeled = config.mode == "eval" and source.num_classes is None
-    splits = [config.train_split] if _uses_train_split(config) and not is_unlabeled else []
+    splits = [config.train_split] if uses_train_split(config) and not is_unlabeled else []
     splits += weights_split(source, recorded.trained_on, recorded.network.get("train_split"))
     initial = recorded.initial_weights or {}
     splits += weights_split(source, initial.get("trained_on"), initial.get("train_split"))
@@ -545,7 +550,7 @@ def check_agreement(context: RunContext) -> None:
 def advice(context: RunContext) -> list[str]:
     """Returns one line for each problem with the classes, and for each training setting that is probably unsuitable."""
     config, source, lines = context.config, context.source, []
-    splits = [config.train_split] * _uses_train_split(config)
+    splits = [config.train_split] * uses_train_split(config)
     for split in dict.fromkeys(splits + [config.eval_split] * config.evaluates):
         counts = source.class_counts(split)
         missing = [name for name, number in counts.items() if not number]

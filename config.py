@@ -290,6 +290,7 @@ class Config:
         " a random seed is chosen once and stored in model_dir/flags.json.",
         "identity",
         minimum=0,
+        maximum=_MAX_INT32,
     )
 
     allow_flag_changes: bool = setting(
@@ -758,6 +759,7 @@ class Config:
         "Batch size for training, summed over all replicas. 0: the largest power of two that is at"
         " most a quarter of the number of training images, from 32 to 512.",
         "identity",
+        "of_run",
         minimum=0,
         maximum=2**20,
     )

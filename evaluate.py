@@ -727,7 +727,7 @@ def evaluate_checkpoints(
     if is_run:
         flag = "--model_dir"
         paths = new_checkpoints(config.model_dir, last_step, config.eval_timeout, all_steps)
-    evaluator = None
+    evaluator = skipped = None
     with contextlib.ExitStack() as stack:
         for path in paths:
             is_first = evaluator is None
@@ -751,11 +751,14 @@ def evaluate_checkpoints(
             except (tf.errors.OpError, UserError) as error:
                 if not is_run or _is_usable(path, error):
                     raise
+                skipped = error
                 continue
             if context.is_chief:
                 file = os.path.join(results_dir(config), "result.json")
                 title = path if is_run else f"{config.network_name} on {source.name}"
                 log_results(context, title, results, {"results": file})
+    if skipped and newest < 0:
+        raise skipped
 
 
 def _build_model(

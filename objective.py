@@ -102,14 +102,18 @@ def add_supervised_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Returns the mean softmax cross-entropy.
 
     Args:
-      labels: [n, classes] probabilities, usually one-hot.
+      labels: [n, classes] probabilities, usually one-hot. A row of zeros means that there is no
+        label; the loss of this row is 0.
       logits: [n, classes].
 
     Returns:
-      Scalar, in nats.
+      Scalar: the mean over the n rows, in nats.
     """
     labels = tf.cast(labels, logits.dtype)
-    return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, logits))
+    losses = tf.nn.softmax_cross_entropy_with_logits(labels, logits)
+    # The gradient of this operation is wrong for rows of zeros.
+    has_label = tf.reduce_any(labels > 0, -1)
+    return tf.reduce_mean(tf.where(has_label, losses, tf.zeros_like(losses)))
 
 
 def add_distillation_loss(

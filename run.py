@@ -179,7 +179,7 @@ def _prepare_source(context: RunContext) -> RunContext:
     """
     config, source, trains = context.config, context.source, context.config.mode != "eval"
     image_checks.check_images(config, source, context.strategy)
-    if config.needs_labels:
+    if config.needs_labels and checks.uses_train_split(config):
         source.drop_unlabeled(config.train_split)
     if config.label_fraction < 1 and config.trains_on_labels:
         hide = not config.needs_labels

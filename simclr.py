@@ -133,7 +133,8 @@ def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
 
     Args:
       logits: [n, classes].
-      labels: int [n], or [n, classes] with values 1, 0 and -1 (see `Source.multi_label`).
+      labels: int [n] with -1 for no label, or [n, classes] with values 1, 0 and -1 (see
+        `Source.multi_label`).
     """
     if labels.shape.rank == 2:
         return (
@@ -141,7 +142,10 @@ def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
             metrics_lib.multi_label_accuracy(labels, logits),
         )
     loss = objective.add_supervised_loss(tf.one_hot(labels, logits.shape[-1]), logits)
-    return loss, tf.reduce_mean(tf.cast(metrics_lib.top_1_hits(labels, logits), tf.float32))
+    hits, has_label = metrics_lib.top_1_hits(labels, logits), labels >= 0
+    return loss, tf.math.divide_no_nan(
+        *(tf.reduce_sum(tf.cast(values, tf.float32)) for values in (hits, has_label))
+    )
 
 
 def over_batch(

@@ -61,7 +61,7 @@ class TrainingLog:
         levels = metrics.chance_levels(config, config.train_batch_size)
         self._chance_levels = {f"train/{name}": value for name, value in levels.items()}
         self._step, self._results = step, {}
-        self.skipped_steps = 0
+        self.skipped_steps, self._is_collapsed = 0, False
         self._means = metrics.MeanMetrics()
         self._progress = progress.Progress(
             step, num_steps, self._batch_size, is_chief and step < num_steps
@@ -107,8 +107,9 @@ class TrainingLog:
         if "seconds_per_step" in means:
             means["images_per_second"] = self._batch_size / means.pop("seconds_per_step")
         self.add(self._step, means)
-        spread = means.get("train/embedding_std")
-        if self._is_chief and spread is not None and spread < _COLLAPSED_STD:
+        spread, was_collapsed = means.get("train/embedding_std", 1.0), self._is_collapsed
+        self._is_collapsed = spread < _COLLAPSED_STD
+        if self._is_chief and self._is_collapsed and not was_collapsed:
             console.log(
                 f"warning: the encoder has collapsed. At step {self._step}, all images have nearly"
                 f" the same projection (train/embedding_std {spread:.4f}; 1 means an even spread in"

@@ -19,7 +19,12 @@ def torch_card(
       file_name: name of the encoder's file.
     """
     size = config.image_size
-    resized = round(size / data_util.CROP_PROPORTION) if config.center_crop_eval else size
+    crops, is_padded = config.eval_resize == "crop", config.eval_resize == "pad"
+    resized: object = size if crops or is_padded else (size, size)
+    if crops and config.center_crop_eval:
+        resized = round(size / data_util.CROP_PROPORTION)
+    square = "transforms.functional.center_crop(image, max(image.size))"
+    pad = f"    transforms.Lambda(lambda image: {square}),\n" * is_padded
     return f"""{model_card.front_matter("pytorch")}
 # Encoder {config.network_name} for PyTorch
 
@@ -47,7 +52,7 @@ Classes of the linear head: {model_card.class_list(class_names) if class_names e
 from torchvision import transforms
 
 preprocess = transforms.Compose([
-    transforms.Resize({resized}, transforms.InterpolationMode.BICUBIC),
+{pad}    transforms.Resize({resized}, transforms.InterpolationMode.BICUBIC),
     transforms.CenterCrop({size}),
     transforms.ToTensor()])
 ```

@@ -79,9 +79,9 @@ def test_batches_that_do_not_fit_are_reported(monkeypatch, capsys, total, availa
 def test_memory_of_accelerators_only_results_in_a_warning(monkeypatch, capsys):
     monkeypatch.setattr(memory, "limits", lambda: (1e9, 1e9))
     monkeypatch.setattr(devices, "accelerator_memory", lambda use_tpu: 40e9)
-    checks.check(make_context(DEFAULT))
+    checks.check(make_context(DEFAULT.replace(micro_batch_size=512)))
     text = (
-        "needs about 96.8 GB of memory, but only 40.0 GB are available. Use --train_batch_size=128 "
+        "needs about 96.8 GB of memory, but only 40.0 GB are available. Use --micro_batch_size=128 "
     )
     assert text in capsys.readouterr().out
 

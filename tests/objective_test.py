@@ -197,12 +197,14 @@ def test_flags_set_normalization_temperature_and_block_size(monkeypatch):
     np.testing.assert_allclose(terms["contrast_loss"], plain(z, False, 0.4)[0], rtol=1e-5)
 
 
-def test_supervised_loss_is_the_mean_negative_log_probability():
-    logits = np.random.default_rng(2).standard_normal((5, 4))
-    labels = [0, 3, 1, 1, 2]
-    by_hand = -np.mean(
-        [np.log(np.exp(row[label]) / np.exp(row).sum()) for row, label in zip(logits, labels)]
+def test_supervised_loss_and_accuracy_ignore_images_without_a_label():
+    logits = np.random.default_rng(2).standard_normal((6, 4))
+    labels, variable = [0, 3, 1, 1, 2, -1], tf.Variable(logits)
+    by_hand = -np.sum(
+        [np.log(np.exp(row[label]) / np.exp(row).sum()) for row, label in zip(logits, labels[:5])]
     )
-    np.testing.assert_allclose(
-        objective.add_supervised_loss(tf.one_hot(labels, 4), tf.constant(logits)), by_hand
-    )
+    with tf.GradientTape() as tape:
+        loss, accuracy = simclr.supervised_loss(variable, tf.constant(labels))
+    expected = by_hand / 6, np.mean(logits.argmax(1)[:5] == labels[:5])
+    np.testing.assert_allclose([loss, accuracy], expected)
+    assert [*tf.reduce_any(tape.gradient(loss, variable) != 0, 1)] == [True] * 5 + [False]

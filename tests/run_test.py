@@ -390,16 +390,16 @@ def test_an_evaluation_waits_for_a_run_that_has_not_written_its_settings(
 
 @pytest.mark.parametrize("given", [(), ("dataset",)])
 def test_an_evaluation_uses_the_data_of_the_run(given, tmp_path):
-    splits = dict(train_split="test[:64]", eval_split="train[:30]")
+    splits = dict(train_split="train[30:94]", eval_split="test+train[:30]")
     run(tmp_path / "run", splits, mode="train", train_steps=1, **splits)
     defaults = {name: getattr(Config, name) for name in (*splits, "dataset")}
     settings = {**defaults, **({"dataset": "digits"} if given else {})}
     log = run(tmp_path / "run", given, mode="eval", **settings)
-    expected = "30 images for evaluation (train[:30])"
+    expected = "390 images for evaluation (test+train[:30])"
     assert (expected in log) == (not given)
     run(tmp_path / "other", given, mode="eval", checkpoint=str(tmp_path / "run"), **settings)
     results = json.loads((tmp_path / "other" / "result.json").read_text())
-    assert (results["computed_from"]["examples"] == 30) == (not given)
+    assert (results["computed_from"]["examples"] == 390) == (not given)
 
 
 def test_an_evaluation_does_not_wait_for_a_missing_directory(tmp_path):
@@ -756,12 +756,14 @@ def test_evaluation_and_fine_tuning_use_the_network_of_the_checkpoint(
         for name in (*settings_with("network"), "image_size")
     }
     adopted, (line,) = adopt(config)
-    # An evaluation of a run also adopts its last step.
-    assert adopted == config.replace(**network, train_steps=adopted.train_steps)
-    assert adopted.train_steps == (4 if weights == "run" and "mode" in settings else 0)
-    expected = [f"--{name}={network[name]}" for name in ("resnet_depth", "num_proj_layers")]
-    expected += [f"--{name}={network[name]}" for name in ("image_size", "proj_out_dim")]
-    assert line.startswith("settings of ") and set(expected) == set(line.split()[3:])
+    # An evaluation of a run also adopts its batch size and its last step.
+    is_run = weights == "run" and "mode" in settings
+    network["train_batch_size"] = 32 if is_run else 512
+    assert adopted == config.replace(**network, train_steps=4 * is_run)
+    names = {"resnet_depth", "num_proj_layers", "image_size", "proj_out_dim"}
+    names.update(["train_batch_size"] * is_run)
+    assert line.startswith("settings of ")
+    assert {f"--{name}={network[name]}" for name in names} == set(line.split()[3:])
     given, _ = adopt(config, ["dataset", "image_size"])
     assert given == adopted.replace(image_size=224, stem=given.stem)
     with rejects("^--resnet_depth=18: .* Remove --resnet_depth=18, or"):
@@ -1051,7 +1053,6 @@ def test_knn_evaluation_with_a_single_class_is_rejected(tmp_path):
         eval_protocol="knn",
         train_split="train[:6]",
         eval_split="train[6:]",
-        eval_batch_size=4,
     )
     model = model_lib.build_model(config, 1)
     with rejects("two classes"):

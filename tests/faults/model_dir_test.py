@@ -153,6 +153,10 @@ def test_continuous_evaluation_skips_a_corrupt_checkpoint(trained, run, run_dir)
         "result_3.json",
         "result_9.json",
     }
+    for path in run_dir.glob("*.data*"):
+        corrupt(path, "truncated")
+    with rejects("ckpt-9 cannot be read"):
+        run(mode="eval", eval_timeout=0.1, eval_epochs=1)
 
 
 @pytest.mark.parametrize("fault", ["empty", "missing"])

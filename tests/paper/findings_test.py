@@ -37,8 +37,9 @@ def test_intervals_equal_those_of_a_linear_model_with_dummy_variables(higher, lo
     fit = findings.fit(values, (*higher, *lower))
     assert fit.degrees_of_freedom == freedom and fit.deviation == pytest.approx(np.sqrt(variance))
     projections = values.set_axis(values.index + ", g(h)")  # with the same noise as h
-    both = pd.concat([values, projections])
-    assert findings.fit(both, higher).deviation == pytest.approx(fit.deviation)
+    assert fit.deviation == pytest.approx(
+        findings.fit(pd.concat([values, projections]), higher).deviation
+    )
     assert fit.compare(higher, lower) == pytest.approx(
         (contrast @ solution, stats.t.ppf(0.975, freedom) * error)
     )

@@ -168,11 +168,12 @@ def test_unlabeled_images_of_another_data_set_are_not_those_of_the_training(trai
 
 
 def test_examples_without_a_column_are_removed_from_the_predictions(trained, tmp_path):
-    dataset = write_folder(tmp_path / "data", ["green", "red", "blue", "yellow"])
+    write_folder(tmp_path / "data" / "test", ["green", "red", "blue", "yellow"])
     settings = dict(mode="eval", checkpoint=str(trained[0] / "run"), save_predictions=True)
-    runs.run(tmp_path / "eval", dataset=dataset, eval_split="train", **settings)
+    settings.update(train_mode="supervised", eval_split="test")
+    runs.run(tmp_path / "eval", dataset=f"folder:{tmp_path / 'data'}", **settings)
     with np.load(tmp_path / "eval" / "predictions_1.npz") as arrays:
-        folders = [path.split("/")[0] for path in arrays["paths"]]
+        folders = [path.split("/")[1] for path in arrays["paths"]]
         assert folders == [arrays["class_names"][label] for label in arrays["labels"]]
         assert len(folders) == 24 and "yellow" not in folders
 
