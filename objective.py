@@ -111,7 +111,7 @@ def add_supervised_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """
     labels = tf.cast(labels, logits.dtype)
     losses = tf.nn.softmax_cross_entropy_with_logits(labels, logits)
-    # The gradient of this operation is wrong for rows of zeros.
+    # The gradient of this operation assumes that each row of labels sums to 1.
     has_label = tf.reduce_any(labels > 0, -1)
     return tf.reduce_mean(tf.where(has_label, losses, tf.zeros_like(losses)))
 

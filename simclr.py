@@ -142,10 +142,9 @@ def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
             metrics_lib.multi_label_accuracy(labels, logits),
         )
     loss = objective.add_supervised_loss(tf.one_hot(labels, logits.shape[-1]), logits)
-    hits, has_label = metrics_lib.top_1_hits(labels, logits), labels >= 0
-    return loss, tf.math.divide_no_nan(
-        *(tf.reduce_sum(tf.cast(values, tf.float32)) for values in (hits, has_label))
-    )
+    hits = tf.cast(metrics_lib.top_1_hits(labels, logits), tf.float32)
+    has_label = tf.cast(labels >= 0, tf.float32)
+    return loss, tf.math.divide_no_nan(tf.reduce_sum(hits), tf.reduce_sum(has_label))
 
 
 def over_batch(

@@ -19,12 +19,10 @@ def torch_card(
       file_name: name of the encoder's file.
     """
     size = config.image_size
-    crops, is_padded = config.eval_resize == "crop", config.eval_resize == "pad"
-    resized: object = size if crops or is_padded else (size, size)
-    if crops and config.center_crop_eval:
-        resized = round(size / data_util.CROP_PROPORTION)
+    cropped = round(size / data_util.CROP_PROPORTION) if config.center_crop_eval else size
+    resized = dict(crop=cropped, squash=(size, size), pad=size)[config.eval_resize]
     square = "transforms.functional.center_crop(image, max(image.size))"
-    pad = f"    transforms.Lambda(lambda image: {square}),\n" * is_padded
+    pad = f"    transforms.Lambda(lambda image: {square}),\n" * (config.eval_resize == "pad")
     return f"""{model_card.front_matter("pytorch")}
 # Encoder {config.network_name} for PyTorch
 

@@ -312,7 +312,7 @@ def tsne(checkpoint: str, dataset: str, flags: str, split: str, seed: int, out: 
     datasets.check_split(source, "split", split)
     if not source.class_names or source.multi_label:
         raise UserError(
-            f"--dataset={config.dataset}: the figure requires one label per image. Use other data."
+            f"--dataset={config.dataset}: the figure requires one label per image. Use another data set."
         )
     batches = evaluate.eval_batches(config, source, split, tf.distribute.get_strategy())
     *spaces, labels = common.extract_h_and_z(model, batches, f"h and z of {split}")
@@ -531,8 +531,8 @@ def fine_tuning(csv: str, out: str) -> str:
 def race(csv: str, out: str) -> str:
     """Plots accuracies of frozen encoders by minutes of training, with one line per run.
 
-    The CSV file must contain the columns `program`, `run`, `minutes`, `accuracy` (of logistic regression)
-    and `nearest neighbors`.
+    The CSV file must contain the columns `program`, `run`, `minutes`, `accuracy` (of logistic
+    regression) and `nearest neighbors`.
     """
     measures = ("accuracy", "nearest neighbors")
     rows = read_csv(csv, ("program", "run", "minutes", *measures), ("minutes", *measures))

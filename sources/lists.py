@@ -50,7 +50,7 @@ def list_source(
         with open(file, encoding="utf-8-sig") as lines:
             separator = max(_COLUMN_SEPARATORS, key=lines.readline().count)
         with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # a row with too many fields
+            warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(
                 file,
                 sep=separator,
@@ -59,7 +59,11 @@ def list_source(
                 encoding="utf-8-sig",
                 index_col=False,
             )
-    except (OSError, ValueError, pd.errors.ParserWarning) as error:
+    except pd.errors.ParserWarning as error:
+        raise UserError(
+            f"{flag}: rows have more fields than the header. Correct the table."
+        ) from error
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{flag}: the table cannot be read ({first_line(error)}). Check the path, and the"
             " format (CSV or TSV, UTF-8)."

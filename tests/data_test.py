@@ -777,9 +777,9 @@ def test_label_fraction_balances_classes_as_far_as_possible(fraction, expected):
     assert fraction == 1 or set(rows) != set(label_subsets.choose_balanced(labels, fraction, 4))
 
 
-def restricted(name, tiny_tfds, seed=0):
+def restricted(name, tiny_tfds, fraction=0.2, seed=0):
     source = datasets.open_source(name, tiny_tfds)
-    source.restrict("train", 0.2, seed)
+    source.restrict("train", fraction, seed)
     return source
 
 
@@ -801,6 +801,14 @@ def test_label_subset_is_the_same_on_every_worker_and_in_every_run(name, total, 
     assert sorted(keys_and_labels(whole, "train")) == selected
     other = restricted(name, tiny_tfds, seed=1)
     assert selected != sorted(keys_and_labels(other, "train"))
+
+
+def test_label_fraction_too_small_for_all_classes_is_rejected(tiny_tfds):
+    with rejects(
+        "--label_fraction=0.05: in --train_split=train, 2 examples are too few for 4 "
+        "classes. Use at least 0.1."
+    ):
+        restricted("tiny_shapes", tiny_tfds, 0.05)
 
 
 def test_cache_dataset_reads_files_only_once(tmp_path):

@@ -1,7 +1,5 @@
 """Evaluations during training (`--eval_epochs`), compared with runs without them and with separate evaluations."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ import run as run_lib
 from checkpoints import training_log, weight_files
 from runtime.errors import Stopped, UserError
 from sources import digits
-from support import runs
+from support import read_json, runs
 from support.errors import rejects
 from support.images import write_images
 from support.processes import tensors
@@ -218,6 +216,6 @@ def test_evaluation_during_training_works_on_two_replicas(
     run(tmp_path, mode="train", eval_epochs=2, **SETTINGS)
     # The last step is evaluated, too.
     assert read_results(tmp_path).keys() == {"result.json", "result_4.json", "result_5.json"}
-    result = json.loads((tmp_path / "result.json").read_text())
+    result = read_json(tmp_path / "result.json")
     weights = weight_files.open_weights(str(tmp_path / "ckpt-5")).digest()
     assert result["computed_from"]["weights"] == weights

@@ -1,6 +1,5 @@
 """Short pretraining runs: the encoder improves on the untrained one, and needs color distortion to learn textures."""
 
-import json
 import pathlib
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import pytest
 from PIL import Image
 
 import metrics
-from support import ROOT, documents
+from support import ROOT, documents, read_json
 from support.runs import run
 
 pytestmark = pytest.mark.slow
@@ -18,7 +17,7 @@ UNTRAINED = "/untrained_encoder"
 
 
 def read_results(directory):
-    return json.loads((directory / "result.json").read_text())
+    return read_json(directory / "result.json")
 
 
 def test_the_script_of_40_lines_trains_an_encoder():

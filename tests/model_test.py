@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from numpy.testing import assert_allclose, assert_array_equal
 
 import model as model_lib
 import resnet
@@ -33,7 +34,7 @@ def test_schedule_matches_the_original(case):
     schedule = model_lib.WarmUpAndCosineDecay(base, examples, **settings)
     assert schedule.train_steps == SCHEDULE[f"{case}/total_steps"]
     rates = [float(schedule(int(step))) for step in SCHEDULE[f"{case}/steps"]]
-    np.testing.assert_allclose(rates, SCHEDULE[f"{case}/lr"], rtol=1e-5, atol=schedule.peak * 1e-6)
+    assert_allclose(rates, SCHEDULE[f"{case}/lr"], rtol=1e-5, atol=schedule.peak * 1e-6)
 
 
 def test_epochs_are_rounded_to_whole_steps_as_in_the_original():
@@ -61,7 +62,7 @@ def test_schedule_shorter_than_its_warmup_is_finite():
         0.3, 50_000, train_batch_size=512, train_steps=10, warmup_epochs=10
     )
     rates = [float(schedule(step)) for step in range(11)]
-    np.testing.assert_allclose(rates, [0.6 * step / 976 for step in range(11)], rtol=1e-5)
+    assert_allclose(rates, [0.6 * step / 976 for step in range(11)], rtol=1e-5)
 
 
 def test_flags_set_the_end_and_the_scaling_of_the_schedule():
@@ -70,7 +71,7 @@ def test_flags_set_the_end_and_the_scaling_of_the_schedule():
     )
     schedule = model_lib.build_schedule(config, 50_000)
     rates = [float(schedule(step)) for step in (0, 5, 10)]
-    np.testing.assert_allclose(rates, [6, 3, 0], atol=1e-6)
+    assert_allclose(rates, [6, 3, 0], atol=1e-6)
 
 
 def test_linear_head_learning_rate_scales_linearly_with_the_batch_size():
@@ -157,12 +158,12 @@ def test_three_training_steps_match_the_original(case, float64):
             reported[f"train/{name}"]
             for name in ("contrast_loss", "supervised_loss", "weight_decay")
         ]
-        np.testing.assert_allclose(losses, TRAIN_STEP[f"{case}/step{step_index}/losses"], rtol=2e-6)
+        assert_allclose(losses, TRAIN_STEP[f"{case}/step{step_index}/losses"], rtol=2e-6)
         moved = [
             np.linalg.norm(variables[str(key)].numpy() - start[str(key)])
             for key in TRAIN_STEP[f"{case}/keys"]
         ]
-        np.testing.assert_allclose(
+        assert_allclose(
             moved, TRAIN_STEP[f"{case}/step{step_index}/delta_norms"], rtol=1e-6, atol=1e-12
         )
 
@@ -243,7 +244,7 @@ def test_ft_proj_selector_selects_the_classifier_input():
         outputs = model(tf.random.uniform([2, 8, 8, 3]), training=False)
         if selector == 0 or width == 16:
             head_input = outputs["final_avg_pool" if selector == 0 else "proj_head_output"]
-            np.testing.assert_array_equal(outputs["logits_sup"], model.supervised_head(head_input))
+            assert_array_equal(outputs["logits_sup"], model.supervised_head(head_input))
 
 
 def test_gradients_of_the_linear_head_do_not_reach_the_encoder():
@@ -278,7 +279,7 @@ def test_convolutions_match_a_loop(height, width, kernel_size, stride):
     layer = resnet.conv2d(4, kernel_size, stride, use_bias=False, dtype=tf.float64)
     layer.build(inputs.shape)
     layer.kernel.assign(kernel)
-    np.testing.assert_allclose(layer(inputs), np.moveaxis(expected, 2, 0), rtol=1e-12)
+    assert_allclose(layer(inputs), np.moveaxis(expected, 2, 0), rtol=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------------ batch norm
@@ -291,17 +292,15 @@ def test_batch_norm_matches_numpy(shape):
     outputs = layer(inputs, training=True)
     axes = tuple(range(len(shape) - 1))
     mean, variance = inputs.mean(axes), inputs.var(axes)
-    np.testing.assert_allclose(outputs, (inputs - mean) / np.sqrt(variance + 1e-5), atol=2e-5)
-    np.testing.assert_allclose(layer.moving_mean, 0.3 * mean, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(layer.moving_variance, 0.7 + 0.3 * variance, rtol=1e-5)
+    assert_allclose(outputs, (inputs - mean) / np.sqrt(variance + 1e-5), atol=2e-5)
+    assert_allclose(layer.moving_mean, 0.3 * mean, rtol=1e-4, atol=1e-6)
+    assert_allclose(layer.moving_variance, 0.7 + 0.3 * variance, rtol=1e-5)
     moving = [layer.moving_mean.numpy(), layer.moving_variance.numpy()]
     frozen = layer(inputs, training=False)
-    np.testing.assert_allclose(
-        frozen, (inputs - moving[0]) / np.sqrt(moving[1] + 1e-5), rtol=1e-4, atol=1e-5
-    )
+    assert_allclose(frozen, (inputs - moving[0]) / np.sqrt(moving[1] + 1e-5), rtol=1e-4, atol=1e-5)
     layer.trainable = False
-    np.testing.assert_array_equal(layer(inputs, training=True), frozen)
-    np.testing.assert_array_equal(layer.moving_mean, moving[0])
+    assert_array_equal(layer(inputs, training=True), frozen)
+    assert_array_equal(layer.moving_mean, moving[0])
 
 
 def test_fused_and_unfused_batch_norm_agree():
@@ -314,7 +313,7 @@ def test_fused_and_unfused_batch_norm_agree():
             loss = tf.reduce_sum(tf.sin(layer(x, training=True)))
         results.append([tape.gradient(loss, x), layer.moving_mean, layer.moving_variance])
     for fused, plain in zip(*results):
-        np.testing.assert_allclose(fused, plain, rtol=1e-4, atol=1e-5)
+        assert_allclose(fused, plain, rtol=1e-4, atol=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------- weight decay
@@ -324,7 +323,7 @@ def test_loss_includes_the_weight_decay_that_the_optimizer_does_not_apply():
     model = model_lib.build_model(Config(**SMALL), 4)
     kernel = model.supervised_head.linear_layer.dense.kernel
     expected = 0.25 * np.sum(np.square(kernel))
-    np.testing.assert_allclose(model_lib.add_weight_decay(model, 0.5, "lars"), expected, rtol=1e-5)
+    assert_allclose(model_lib.add_weight_decay(model, 0.5, "lars"), expected, rtol=1e-5)
     norms = {
         v.ref()
         for layer in model.submodules
@@ -335,9 +334,7 @@ def test_loss_includes_the_weight_decay_that_the_optimizer_does_not_apply():
         float(np.sum(np.square(v))) for v in model.trainable_variables if v.ref() not in norms
     )
     for optimizer in ("momentum", "adam"):
-        np.testing.assert_allclose(
-            model_lib.add_weight_decay(model, 0.5, optimizer), 0.25 * total, rtol=1e-5
-        )
+        assert_allclose(model_lib.add_weight_decay(model, 0.5, optimizer), 0.25 * total, rtol=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "momentum"])

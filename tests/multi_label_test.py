@@ -14,7 +14,7 @@ import objective
 from config import Config
 from probing import logistic_regression
 from sources import datasets
-from support import SMALL, runs
+from support import SMALL, read_json, runs
 from support.errors import rejects
 from transfer import cli
 
@@ -174,7 +174,7 @@ def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, mon
     arguments = [*command, "--train=train[:1]", f"--out={tmp_path / 'one'}"]
     fails("there are too few labeled examples", cli.main, arguments)
     cli.main([*command, "--train=train[:50%]", f"--out={tmp_path / 'out'}"])
-    results = json.loads((tmp_path / "out" / "result.json").read_text())
+    results = read_json(tmp_path / "out" / "result.json")
     saved = np.load(tmp_path / "out" / "predictions.npz")
     assert results["metric"] == "mean_average_precision" and (saved["labels"] == -1).any()
     assert (
@@ -206,7 +206,7 @@ def test_multi_label_run_reports_the_mean_average_precision_of_its_predictions(
         save_predictions=True,
         eval_split="test",
     )
-    results = json.loads((tmp_path / "run" / "result.json").read_text())
+    results = read_json(tmp_path / "run" / "result.json")
     saved = np.load(tmp_path / "run" / "predictions_30.npz")
     assert saved["labels"].shape == saved["logits"].shape == (32, 3)
     mean_precision = results["eval/label_mean_average_precision"]

@@ -9,6 +9,7 @@ import scipy.spatial
 import scipy.special
 import scipy.stats
 import tensorflow as tf
+from numpy.testing import assert_allclose
 
 import metrics
 import objective
@@ -40,10 +41,10 @@ def test_contrastive_loss_is_twice_the_loss_of_algorithm_1(images, temperature):
     loss, logits_ab, labels = objective.add_contrastive_loss(
         tf.constant(np.concatenate([first, second])), True, temperature
     )
-    np.testing.assert_allclose(loss, 2 * algorithm_1(interleaved, temperature), rtol=1e-12)
+    assert_allclose(loss, 2 * algorithm_1(interleaved, temperature), rtol=1e-12)
     np.testing.assert_array_equal(labels, np.eye(images, 2 * images))
     cosines = scipy.spatial.distance.cdist(first, second, "cosine")
-    np.testing.assert_allclose(logits_ab, (1 - cosines) / temperature, atol=1e-12)
+    assert_allclose(logits_ab, (1 - cosines) / temperature, atol=1e-12)
 
 
 def value_and_gradient(function, z):
@@ -81,7 +82,7 @@ def test_loss_metrics_and_gradient_match_the_original(case, function):
         tf.constant(ARRAYS[f"{case}/hidden"]),
     )
     recorded = [ARRAYS[f"{case}/{name}"] for name in ("loss", "contrast_acc", "contrast_entropy")]
-    np.testing.assert_allclose(scalars, recorded, rtol=1e-5)
+    assert_allclose(scalars, recorded, rtol=1e-5)
     assert golden.relative_error(gradient, ARRAYS[f"{case}/grad"]) < 1e-5
 
 
@@ -114,11 +115,11 @@ def test_blocked_loss_matches_the_plain_loss(dtype, tolerance, xla, monkeypatch)
         entropies = scipy.stats.entropy(scipy.special.softmax(logits_ab, 1), axis=1)
         assert images == 1 or 0 < expected[1] < 1
         for loss, accuracy, entropy, gradient in results:
-            np.testing.assert_allclose(loss, expected[0], rtol=tolerance, atol=tolerance)
+            assert_allclose(loss, expected[0], rtol=tolerance, atol=tolerance)
             assert float(accuracy) == pytest.approx(expected[1], rel=1e-6)
             # The definition of the entropy adds 1e-8 to each probability.
-            np.testing.assert_allclose(entropy, entropies.mean(), rtol=1e-6, atol=1e-6)
-            np.testing.assert_allclose(
+            assert_allclose(entropy, entropies.mean(), rtol=1e-6, atol=1e-6)
+            assert_allclose(
                 gradient, expected_gradient, atol=tolerance * (np.abs(expected_gradient).max() + 1)
             )
 
@@ -139,7 +140,7 @@ def test_blocked_loss_equals_the_readable_form_for_large_logits_and_small_losses
         expected, expected_gradient = value_and_gradient(
             lambda z: plain(z, hidden_norm, temperature), reference
         )
-        np.testing.assert_allclose(scalars, expected, rtol=bound, atol=1e-9)
+        assert_allclose(scalars, expected, rtol=bound, atol=1e-9)
         assert golden.relative_error(gradient, expected_gradient) < bound
 
 
@@ -147,7 +148,7 @@ def test_identical_projections_give_chance_level_metrics():
     scalars, _ = value_and_gradient(
         lambda z: blocked_nt_xent.contrastive_loss(z, block_rows=2), tf.ones([10, 3])
     )
-    np.testing.assert_allclose(scalars, [2 * math.log(9), 1 / 5, math.log(5)], rtol=1e-6)
+    assert_allclose(scalars, [2 * math.log(9), 1 / 5, math.log(5)], rtol=1e-6)
 
 
 def test_nan_in_a_projection_makes_the_loss_nan():
@@ -161,11 +162,9 @@ def test_half_precision_losses_are_computed_in_float32(dtype):
     expected, expected_gradient = value_and_gradient(plain, tf.cast(z, tf.float32))
     for function in (plain, blocked_nt_xent.contrastive_loss):
         scalars, gradient = value_and_gradient(function, z)
-        np.testing.assert_allclose(scalars, expected, rtol=1e-6)
+        assert_allclose(scalars, expected, rtol=1e-6)
         assert gradient.dtype == dtype.as_numpy_dtype
-        np.testing.assert_allclose(
-            gradient.astype(np.float32), expected_gradient, rtol=1e-2, atol=1e-4
-        )
+        assert_allclose(gradient.astype(np.float32), expected_gradient, rtol=1e-2, atol=1e-4)
 
 
 def test_gradient_ignores_metrics_and_scales_with_the_loss():
@@ -177,7 +176,7 @@ def test_gradient_ignores_metrics_and_scales_with_the_loss():
 
     _, gradient = value_and_gradient(scaled, z)
     _, expected = value_and_gradient(lambda z: plain(z, True, 0.3), z)
-    np.testing.assert_allclose(gradient, 3 * expected, rtol=1e-9, atol=1e-12)
+    assert_allclose(gradient, 3 * expected, rtol=1e-9, atol=1e-12)
 
 
 def test_flags_set_normalization_temperature_and_block_size(monkeypatch):
@@ -194,7 +193,7 @@ def test_flags_set_normalization_temperature_and_block_size(monkeypatch):
     terms, _ = simclr.over_batch(z, z, None, config)
     # Each block compares 10 images, which is the largest divisor of 100 for up to 30 rows.
     assert [tuple(product.shape) for product in products] == [(10, 100)] * 4 * 10
-    np.testing.assert_allclose(terms["contrast_loss"], plain(z, False, 0.4)[0], rtol=1e-5)
+    assert_allclose(terms["contrast_loss"], plain(z, False, 0.4)[0], rtol=1e-5)
 
 
 def test_supervised_loss_and_accuracy_ignore_images_without_a_label():
@@ -206,5 +205,5 @@ def test_supervised_loss_and_accuracy_ignore_images_without_a_label():
     with tf.GradientTape() as tape:
         loss, accuracy = simclr.supervised_loss(variable, tf.constant(labels))
     expected = by_hand / 6, np.mean(logits.argmax(1)[:5] == labels[:5])
-    np.testing.assert_allclose([loss, accuracy], expected)
+    assert_allclose([loss, accuracy], expected)
     assert [*tf.reduce_any(tape.gradient(loss, variable) != 0, 1)] == [True] * 5 + [False]

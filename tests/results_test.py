@@ -13,7 +13,7 @@ from checkpoints import checkpoint_files, computed_from, run_directory, weight_f
 from runtime.errors import UserError
 from sources import datasets
 from sources.tfds_source import TfdsSource
-from support import processes, runs
+from support import processes, read_json, runs
 from support.errors import rejects
 from support.images import write_images
 from support.tfds_data import write_tfds
@@ -53,10 +53,10 @@ def test_evaluating_other_weights_changes_no_file_of_a_run(two_runs, logged):
     assert any(line.startswith(f"results: {other} (") for line in logged)
     after = {name: text for name, text in contents(a).items() if name.parts[0] != other.name}
     assert after == before
-    assert json.loads((other / "result.json").read_text())["computed_from"]["weights"] == weights
+    assert read_json(other / "result.json")["computed_from"]["weights"] == weights
     # The weights of the run itself are evaluated in its directory.
     run(a, mode="eval", checkpoint=str(a / "ckpt-2"), keep_best=True, eval_steps=1)
-    assert json.loads((a / "result_2.json").read_text())["computed_from"]["examples"] == 90
+    assert read_json(a / "result_2.json")["computed_from"]["examples"] == 90
     assert (
         contents(a / "best").items()
         <= {
@@ -117,7 +117,7 @@ def test_images_that_were_used_for_training_are_reported_and_recorded(
     run(tmp_path / "evaluation", mode="eval", checkpoint=str(tmp_path / "run"), **settings)
     lines = [line for line in logged if "are also in the training split" in line]
     assert len(lines) == (count > 0) and all(f"warning: {count} of the " in line for line in lines)
-    result = json.loads((tmp_path / "evaluation" / "result.json").read_text())
+    result = read_json(tmp_path / "evaluation" / "result.json")
     assert result["computed_from"]["trained_examples"] == count
 
 
@@ -176,7 +176,7 @@ def test_fine_tuning_that_was_stopped_before_its_first_checkpoint_starts_from_th
     for path in copies:
         path.unlink()
     run(tmp_path / "b", **settings, train_steps=3)
-    flags = json.loads((tmp_path / "b" / "flags.json").read_text())
+    flags = read_json(tmp_path / "b" / "flags.json")
     assert flags["initial_weights"]["path"] == str(tmp_path / "a" / "ckpt-2")
 
 

@@ -33,7 +33,7 @@ from probing import features
 from runtime import devices, rng, storage
 from runtime.errors import UserError
 from sources import datasets, digits
-from support import runs
+from support import read_json, runs
 from support.errors import rejects
 from support.images import write_images
 from support.processes import tensors as weights
@@ -96,11 +96,11 @@ def test_a_run_writes_all_documented_files(complete_run_and_log):
         "saved_model",
     } <= names
     assert (directory / "saved_model" / "4" / "saved_model.pb").exists()
-    flags = json.loads((directory / "flags.json").read_text())
+    flags = read_json(directory / "flags.json")
     assert flags["seed"] == 7 and flags["eval_split"] == "test" and flags["last_step"] == 4
     others = {"last_step", "initial_weights", "checksum"}
     assert set(flags) == {*Config.__dataclass_fields__, *others}
-    result = json.loads((directory / "result.json").read_text())
+    result = read_json(directory / "result.json")
     assert result["global_step"] == 4
     kernel = model_weights(directory)["model/supervised_head/linear_layer/dense/kernel"]
     assert result["eval/regularization_loss"] == pytest.approx(
@@ -261,7 +261,7 @@ def test_predictions_and_baselines_are_added_to_a_finished_run(copied_run):
     log = run(copied_run, save_predictions=True, **settings)
     assert "evaluating step 4: linear head" in log and (copied_run / "predictions_4.npz").exists()
     file = copied_run / "result_4.json"
-    results = json.loads(file.read_text())
+    results = read_json(file)
     del results["checksum"], results[f"{metrics.KNN}/raw_pixels"]
     file.write_text(json.dumps(results))
     settings["eval_protocol"] = "knn"
@@ -398,7 +398,7 @@ def test_an_evaluation_uses_the_data_of_the_run(given, tmp_path):
     expected = "390 images for evaluation (test+train[:30])"
     assert (expected in log) == (not given)
     run(tmp_path / "other", given, mode="eval", checkpoint=str(tmp_path / "run"), **settings)
-    results = json.loads((tmp_path / "other" / "result.json").read_text())
+    results = read_json(tmp_path / "other" / "result.json")
     assert (results["computed_from"]["examples"] == 390) == (not given)
 
 
@@ -430,7 +430,7 @@ def test_continuous_evaluation_exports_each_checkpoint_with_its_results(copied_r
         path = copied_run / "second" / "saved_model" / str(step)
         description = weight_files.read_description(str(path))
         assert description["step"] == step and description["flags"].get("temperature", 0.1) == 0.1
-        results = json.loads((copied_run / "second" / f"result_{step}.json").read_text())
+        results = read_json(copied_run / "second" / f"result_{step}.json")
         assert dict(description["results"], checksum=results["checksum"]) == results
         logits = tf.saved_model.load(str(path))(images, trainable=False)["logits_sup"]
         model, _ = restoring.open_network(str(copied_run / f"ckpt-{step}"))
@@ -730,7 +730,7 @@ def test_results_of_other_protocols_are_kept_if_one_fails(small_model, tmp_path,
     assert set(runs.read_results(file)) == expected
     for linear_head in (fail, lambda *_: {metrics.LINEAR_TOP_1: 0.25}):
         evaluate_and_fail(linear_head)
-        assert json.loads(file.read_text())[metrics.LINEAR_TOP_1] == 0.5
+        assert read_json(file)[metrics.LINEAR_TOP_1] == 0.5
     assert not (tmp_path / "result.json").exists()
 
 
@@ -1053,6 +1053,7 @@ def test_knn_evaluation_with_a_single_class_is_rejected(tmp_path):
         eval_protocol="knn",
         train_split="train[:6]",
         eval_split="train[6:]",
+        eval_batch_size=4,
     )
     model = model_lib.build_model(config, 1)
     with rejects("two classes"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 import tensorflow as tf
+from numpy.testing import assert_allclose
 from PIL import Image, ImageEnhance, ImageOps
 
 import data_util
@@ -96,14 +97,14 @@ def test_autocontrast_stretches_all_channels_except_constant_ones():
         -1,
     )
     result = apply(operators.autocontrast, image)
-    np.testing.assert_allclose(result[..., 0], np.linspace(0, 1, 12).reshape(1, 3, 4), atol=1e-6)
-    np.testing.assert_allclose(result[..., 1:], image[..., 1:] / 255, atol=1e-6)
+    assert_allclose(result[..., 0], np.linspace(0, 1, 12).reshape(1, 3, 4), atol=1e-6)
+    assert_allclose(result[..., 1:], image[..., 1:] / 255, atol=1e-6)
 
 
 @pytest.mark.parametrize("operator", [operators.equalize, operators.autocontrast])
 def test_uniform_images_are_unchanged(operator):
     flat = np.full([2, 9, 7, 3], 77, np.uint8)
-    np.testing.assert_allclose(apply(operator, flat), flat / 255, atol=1e-6)
+    assert_allclose(apply(operator, flat), flat / 255, atol=1e-6)
 
 
 # ---------------------------------------------------------------------------------------- geometric transformations
@@ -168,8 +169,8 @@ def test_affine_operators_match_a_loop_over_pixels(name, backend):
 def test_rotation_by_90_degrees_matches_rot90(backend):
     images = photographs(30, 30)
     result = apply(operators.rotate, images, np.array([90.0, -90.0]))
-    np.testing.assert_allclose(result[0], np.rot90(images[0]) / 255, atol=1e-6)
-    np.testing.assert_allclose(result[1], np.rot90(images[1], -1) / 255, atol=1e-6)
+    assert_allclose(result[0], np.rot90(images[0]) / 255, atol=1e-6)
+    assert_allclose(result[1], np.rot90(images[1], -1) / 255, atol=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------- regions and filters
@@ -185,7 +186,7 @@ def test_cutout_fills_a_square(side):
         expected = images[index] / 255
         low, high = side // 2, side - side // 2
         expected[max(row - low, 0) : row + high, max(column - low, 0) : column + high] = 0.25
-        np.testing.assert_allclose(result[index], expected, atol=1e-6)
+        assert_allclose(result[index], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(60, 80), (9, 8)])
@@ -197,14 +198,10 @@ def test_sobel_matches_scipy(shape):
             scipy.ndimage.sobel(images[index, ..., color] / 255, axis, mode="reflect")
             for axis in (1, 0)
         )
-        np.testing.assert_allclose(
-            result[index, ..., color], np.clip(np.hypot(x, y) / 4, 0, 1), atol=1e-5
-        )
+        assert_allclose(result[index, ..., color], np.clip(np.hypot(x, y) / 4, 0, 1), atol=1e-5)
     edge = np.zeros([1, 5, 6, 3])
     edge[:, :, 3:] = 255
-    np.testing.assert_allclose(
-        apply(operators.sobel, edge)[0, :, :, 0], [[0, 0, 1, 1, 0, 0]] * 5, atol=1e-6
-    )
+    assert_allclose(apply(operators.sobel, edge)[0, :, :, 0], [[0, 0, 1, 1, 0, 0]] * 5, atol=1e-6)
 
 
 def test_motion_blur_averages_along_a_line():
@@ -214,7 +211,7 @@ def test_motion_blur_averages_along_a_line():
     )
     for index, (axis, length) in enumerate([(1, 5), (0, 3)]):
         expected = scipy.ndimage.uniform_filter1d(images[index] / 255, length, axis, mode="reflect")
-        np.testing.assert_allclose(result[index], expected, atol=1e-6)
+        assert_allclose(result[index], expected, atol=1e-6)
     point = np.zeros([2, 9, 9, 3], np.uint8)
     point[:, 4, 4] = 255
     result = apply(
@@ -230,7 +227,7 @@ def test_motion_blur_averages_along_a_line():
             along = abs(offset @ direction)
             across = np.linalg.norm(offset - offset @ direction * direction)
             expected[row, column] = max(1 - across, 0) * np.clip((length + 1) / 2 - along, 0, 1)
-        np.testing.assert_allclose(blurred, expected / expected.sum(), atol=1e-6)
+        assert_allclose(blurred, expected / expected.sum(), atol=1e-6)
 
 
 AMOUNTS = {
@@ -266,4 +263,4 @@ def test_operators_treat_images_independently_and_accept_empty_batches(name):
         autograph=False,
     )
     channels = data_util.to_channels(tf.constant(images / 255, tf.float32))
-    np.testing.assert_allclose(data_util.from_channels(graph(channels)), both, atol=1e-6)
+    assert_allclose(data_util.from_channels(graph(channels)), both, atol=1e-6)

@@ -2,7 +2,6 @@
 
 import functools
 import io
-import json
 import os
 import pathlib
 import re
@@ -26,7 +25,7 @@ from inference import endpoints, thumbnails
 from runtime import command_line
 from sources import datasets, digits, image_checks, image_files, tfds_source
 from sources.indexed import IndexedSource
-from support import runs
+from support import read_json, runs
 from support.errors import rejects
 from support.images import open_folder
 
@@ -332,7 +331,7 @@ def test_training_uses_the_white_level_that_was_found(tmp_path, monkeypatch):
     settings = dict(dataset=f"folder:{tmp_path}/images", train_batch_size=4, train_steps=1)
     runs.run(tmp_path / "run", **settings, train_split="train", white_level="auto")
     assert used == {4095.0}
-    assert json.loads((tmp_path / "run" / "flags.json").read_text())["white_level"] == "4095"
+    assert read_json(tmp_path / "run" / "flags.json")["white_level"] == "4095"
 
 
 @pytest.mark.parametrize(
@@ -341,6 +340,7 @@ def test_training_uses_the_white_level_that_was_found(tmp_path, monkeypatch):
         (CHUNKY, "13 channels per pixel: choose three, as in --bands=4,3,2"),
         (tiff(UNIT * 300), r"values up to \d.*; set --white_level=auto"),
         (tiff(GRAY_12.astype(np.uint32)), "values up to 4095; set --white_level=auto"),
+        (tiff((GRAY_12 > 9).astype(np.uint32)), "values up to 1; set --white_level=auto"),
         (
             tiff(BANDS[..., :4], photometric="minisblack", planarconfig="contig"),
             "4 channels per pixel: choose three, .*",

@@ -1,6 +1,5 @@
 """Checks that killed or stopped runs, once resumed, give the same results as uninterrupted runs."""
 
-import json
 import signal
 import time
 
@@ -11,7 +10,7 @@ import model as model_lib
 from config import Config
 from runtime import progress, signals, storage
 from runtime.errors import STOPPED_STATUS, Stopped
-from support import SMALL, processes
+from support import SMALL, processes, read_json
 from support.addresses import worker_environments
 
 
@@ -154,7 +153,7 @@ def test_killed_run_matches_an_uninterrupted_run(environment, seed, distills, tm
     processes.wait_for_checkpoint(tmp_path / "killed", process)
     process.kill()
     process.wait()
-    flags["seed"] = json.loads((tmp_path / "killed" / "flags.json").read_text())["seed"]
+    flags["seed"] = read_json(tmp_path / "killed" / "flags.json")["seed"]
     processes.finish(tmp_path / "uninterrupted", environment, **flags)
     log = processes.finish(tmp_path / "killed", environment, **{**flags, "seed": seed})
     assert "resumed at step" in log

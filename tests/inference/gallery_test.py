@@ -223,6 +223,8 @@ def test_gallery_computes_vectors_with_a_network_and_lists_unreadable_images(
     "arguments, words",
     [
         (["--out=g.txt"], "g.txt: unsupported format. Use a file name that ends in .html"),
+        (["--threshold=2"], "must be a number from -1 to 1; got 2"),
+        (["--clusters=0"], "must be an integer from 1 to 1000000000; got 0"),
         (["--clusters=100"], "--clusters=100: there are only 44"),
         (["--query=missing.jpg"], "--query=missing.jpg: this file is not among the images"),
         (

@@ -258,6 +258,7 @@ def test_race_has_one_line_per_run_and_panel(draw, table):
     _, axes = draw("race", table("run,program,minutes,accuracy,nearest neighbors", *lines))
     drawn = [{line.get_label(): line.get_xydata() for line in axis.lines} for axis in axes]
     np.testing.assert_allclose(drawn[0]["simclr"], [[5, 40], [10, 50]])
+    np.testing.assert_allclose(drawn[1]["simclr"], [[5, 30], [10, 35]])
     np.testing.assert_allclose(drawn[1]["lightly"], [[6, 20]])
 
 
@@ -377,6 +378,8 @@ def test_invalid_arguments_give_one_line_errors_and_exit_status_2(arguments, wor
         ("", [HEADER, "1,8,0.5,0.5", "1,8,1,0.6"], "two rows have different accuracies for"),
         ("rate", [HEADER, "1,8,1,0.5", "1,8,1,0.6"], "two rows have different accuracies for"),
         ("", [HEADER, "1,,0.5,0.5"], "batch_size is nan. Use a number above 0."),
+        ("", [HEADER, "0,8,0.5,0.5"], "epochs is 0. Use a number above 0."),
+        ("seed", [HEADER, "1,8,0.5,0.5"], "column seed is missing"),
     ],
 )
 def test_invalid_csv_values_are_reported(average, lines, words, table, fails):

@@ -1,6 +1,5 @@
 """Tests for matching the classes of a data set to the columns of a linear head by name."""
 
-import json
 import shutil
 
 import numpy as np
@@ -13,7 +12,7 @@ import model as model_lib
 from checkpoints import restoring
 from probing.confusion import draw  # conftest.py replaces the attribute.
 from sources import classes
-from support import runs
+from support import read_json, runs
 from support.errors import rejects
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
@@ -111,7 +110,7 @@ def test_evaluation_on_fewer_or_more_classes_matches_them_by_name(
     )
     assert "are matched by name with the 3 classes of the linear head" in printed
     assert ("examples of other classes (yellow) are ignored" in printed) == ("yellow" in names)
-    result = json.loads((tmp_path / ("run" if continuous else "eval") / "result.json").read_text())
+    result = read_json(tmp_path / ("run" if continuous else "eval") / "result.json")
     evaluated = np.isin(labels, columns)
     assert (
         result["eval/label_top_1_accuracy"]
@@ -137,7 +136,7 @@ def test_all_images_of_another_data_set_are_evaluated_unless_some_are_used_for_t
     printed = runs.run(tmp_path / "eval", **settings)
     held_out = "train_split: train[:80%], eval_split: train[80%:]" in printed
     assert held_out == ("eval_split: train (all images of" not in printed) == (num_images is None)
-    step = json.loads((tmp_path / "eval" / "result.json").read_text())["global_step"]
+    step = read_json(tmp_path / "eval" / "result.json")["global_step"]
     with np.load(tmp_path / "eval" / f"predictions_{step}.npz") as arrays:
         labels, predicted = arrays["labels"], arrays["logits"].argmax(1)
         names, paths = arrays["class_names"], arrays["paths"]
@@ -198,7 +197,7 @@ def test_evaluation_is_rejected_if_data_and_head_both_have_unmatched_classes(tra
         run(tmp_path / "eval", dataset, **settings)
     assert not (tmp_path / "eval").exists()
     run(tmp_path / "eval", dataset, **settings, eval_protocol="knn,lbfgs")
-    results = json.loads((tmp_path / "eval" / "result.json").read_text())
+    results = read_json(tmp_path / "eval" / "result.json")
     assert metrics.KNN in results and metrics.LBFGS in results
     assert metrics.LINEAR_TOP_1 not in results
 

@@ -108,6 +108,9 @@ def test_features_are_found_by_their_types(kinds, example, keys, settings, names
         np.testing.assert_array_equal(actual, expected)
 
 
+LABELED = {"a": features.Image(), "label": CLASSES}, lambda n: {"a": pixels(n), "label": 0}
+
+
 @pytest.mark.parametrize(
     "kinds, example, settings, message",
     [
@@ -118,14 +121,12 @@ def test_features_are_found_by_their_types(kinds, example, keys, settings, names
             "several image features; its features are a .Image., b .Image.. Set --image_key",
         ),
         (
-            {"a": features.Image(), "label": CLASSES},
-            lambda n: {"a": pixels(n), "label": 0},
+            *LABELED,
             dict(label_key="b"),
             "--label_key=b: own_set has no such labels. Use one of label",
         ),
         (
-            {"a": features.Image(), "label": CLASSES},
-            lambda n: {"a": pixels(n), "label": 0},
+            *LABELED,
             dict(image_key="b"),
             "no image feature b; its features are a .Image., label .ClassLabel.. Set --image_key",
         ),

@@ -1,6 +1,7 @@
 """Functions and data shared by test modules."""
 
 import errno
+import json
 import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -10,3 +11,8 @@ SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 def no_space(*_, **__):
     """Raises the error that a full disk causes."""
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def read_json(path):
+    """Returns the content of a JSON file."""
+    return json.loads(path.read_text())

@@ -1,7 +1,6 @@
 """Helpers for training runs in separate processes that tests can kill, and for reading checkpoints and logs."""
 
 import contextlib
-import json
 import os
 import pathlib
 import subprocess
@@ -12,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from checkpoints import checkpoint_files
-from support import ROOT, SMALL
+from support import ROOT, SMALL, read_json
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 # A step on digits takes 10 to 40 ms. An epoch has four steps, so most checkpoints are written
@@ -132,7 +131,5 @@ def assert_same_run(one, two, step=FLAGS["train_steps"]):
     assert set(actual) == set(expected) and sum("Momentum" in key for key in actual) > 10
     for key in actual:
         np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
-    results = [
-        json.loads(pathlib.Path(path, f"result_{step}.json").read_text()) for path in (one, two)
-    ]
+    results = [read_json(pathlib.Path(path, f"result_{step}.json")) for path in (one, two)]
     assert results[0] == results[1] and "eval/label_top_1_accuracy" in results[0]

@@ -613,6 +613,18 @@ def test_fine_tuning_with_the_real_run_py_selects_the_better_learning_rate(netwo
     assert hits.mean() == results["test"] and len(hits) == 100
 
 
+@pytest.mark.parametrize("name", ["-x", "\u00e9" * 127, "$(touch y);'\""])
+def test_output_directory_in_a_relative_link_may_have_any_name(
+    name, network, tmp_path, program, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "real").mkdir()
+    os.symlink("real", "link")
+    grid(network, os.path.join("link", name), *SINGLE)
+    assert (tmp_path / "real" / name / "result.json").exists()
+    assert {entry.name for entry in tmp_path.iterdir()} == {"program", "real", "link"}
+
+
 @pytest.mark.parametrize("flag", ["out", "checkpoint"])
 @pytest.mark.parametrize("value", ["x*", "a\nb", "", "s3://x/y"])
 def test_unsafe_paths_are_rejected(flag, value, tmp_path, monkeypatch, fails):
@@ -675,8 +687,9 @@ def test_multi_label_predictions_are_compared_by_accuracy():
     assert result == pytest.approx(significance.permutation_test(correct, other_correct))
 
 
-LABELS, LOGITS = np.arange(6) % 2, np.eye(2)[np.arange(6) % 2]
-MULTI_LABELS = np.eye(2, dtype=np.int64)[np.arange(6) % 2]
+LABELS = np.arange(6) % 2
+LOGITS = np.eye(2)[LABELS]
+MULTI_LABELS = LOGITS.astype(np.int64)
 
 
 @pytest.mark.parametrize(
@@ -696,6 +709,7 @@ def test_valid_predictions_are_accepted(labels, logits, tmp_path):
 @pytest.mark.parametrize(
     "labels, logits, expected",
     [
+        (LABELS, LOGITS * np.nan, None),
         (LABELS, LOGITS - np.inf, None),
         (LABELS[:0], LOGITS[:0], None),
         (LABELS, LOGITS > 0, None),
