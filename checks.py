@@ -86,7 +86,7 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
         network["stem"] = Config(image_size=network["image_size"]).stem_name
     # A linear head is not adopted, because it requires labels in the data set. Fine-tuning trains a
     # new classifier, which may have a different input.
-    names = {*settings_with("network", "pixels"), "image_size"} - {"lineareval_while_pretraining"}
+    names = {*settings_with("network", "pixels")} - {"lineareval_while_pretraining"}
     if is_eval:
         names.update(settings_with("of_run"))
     if is_eval and "dataset" not in given:
@@ -181,7 +181,7 @@ def complete(
             train_split, eval_split = settings["train_split"], settings["eval_split"]
         lines.append(
             f"train_split: {train_split}, eval_split: {eval_split} ({source.name} has only a train"
-            " split, so some of its images are held out for evaluation)"
+            " split)"
         )
     elif eval_split != config.eval_split and config.evaluates:
         lines.append(f"eval_split: {eval_split} ({source.name} has no {config.eval_split} split)")
@@ -189,7 +189,9 @@ def complete(
     has_length = is_eval and (config.train_steps or config.checkpoint)
     if not has_length and 0 in (config.train_batch_size, config.train_epochs):
         count = datasets.check_split(source, "train_split", train_split)
-        count = max(int(count * config.label_fraction), 1) if config.needs_labels else count
+        if config.needs_labels:
+            count = min(count, sum(source.class_counts(train_split).values()) or count)
+            count = max(int(count * config.label_fraction), 1)
         power = 2 ** int(math.log2(max(count // 4, 1)))
         batch = min(math.ceil(min(max(power, 32), 512) / replicas), count // replicas) * replicas
         batch = config.train_batch_size or settings.get("train_batch_size") or max(batch, 2)
@@ -467,7 +469,7 @@ def _check_labels(config: Config, source: Source) -> None:
         raise UserError(
             f"--eval_split={config.eval_split}: {problem}. Use a split with labels, or {other}."
         )
-    if probes or ("linear_head" in names and config.mode != "eval"):
+    if probes or (config.mode != "eval" and ("linear_head" in names or config.eval_epochs)):
         train, evaluation = (
             [name for name, count in source.class_counts(split).items() if count]
             for split in (config.train_split, config.eval_split)
@@ -494,7 +496,11 @@ def _check_labels(config: Config, source: Source) -> None:
 def _check_resumed(config: Config, source: Source, recorded: Recorded) -> None:
     """Checks that a resumed run has the settings and the data that it started with, and logs accepted changes."""
     changes = run_directory.setting_changes(config, recorded)
-    fixed = [changes[name] for name in settings_with("identity", "order") if name in changes]
+    fixed = [
+        changes[name]
+        for name in settings_with("identity", "network", "of_run", "order")
+        if name in changes
+    ]
     for changed, problem, remedy in (
         (
             fixed,

@@ -161,12 +161,12 @@ TPU = Condition(lambda config: config.use_tpu, "--use_tpu")
 # Roles of settings, which `settings_with` lists.
 ROLES = {
     "identity": "identifies a run: part of the default model_dir, and fixed when a run resumes",
-    "network": "describes the network, and can be inferred from a checkpoint",
+    "network": "identifies a run, and can be inferred from a checkpoint",
     "length": "determines the training length and the schedule, and may change when a run resumes",
     "order": "affects the order of the examples, and is fixed when a run resumes",
     "pixels": "determines how image files are decoded; taken from a checkpoint",
     "evaluation": "determines the results of an evaluation",
-    "of_run": "taken from the run by --mode=eval",
+    "of_run": "identifies a run, and is taken from it by --mode=eval",
     "data_of_run": "taken from the run by --mode=eval without --dataset",
     "labels": "determines which labels lbfgs and knn use",
     "output": "determines results and where they are written; set by programs that start run.py",
@@ -247,7 +247,6 @@ class Config:
         " and flips; supervised: train from scratch on labeled images, with the pretraining"
         " augmentation and without a projection head; distill: train from scratch on the predictions"
         " of --teacher, with random crops and flips and without a projection head (SimCLR v2).",
-        "identity",
         "of_run",
         choices=("pretrain", "finetune", "supervised", "distill"),
     )
@@ -439,7 +438,6 @@ class Config:
     image_size: int = setting(
         224,
         "Height and width of the network's input, in pixels.",
-        "identity",
         "evaluation",
         "network",
         minimum=8,
@@ -459,7 +457,7 @@ class Config:
         "Minimum area of a random crop, as a fraction of the image area. Increase it if small crops"
         " carry no information. With the default, crops that cover less than 10 % of the image are"
         " rejected, as in the original.",
-        "identity",
+        "of_run",
         minimum=1e-4,
         maximum=1,
     )
@@ -467,7 +465,7 @@ class Config:
         True,
         "Flip half of the views horizontally (paper, Appendix A). Disable this if a flip changes"
         " the meaning of an image.",
-        "identity",
+        "of_run",
     )
     augmentation: str = setting(
         "simclr",
@@ -475,7 +473,7 @@ class Config:
         " and blur (paper, Appendix A); autoaugment: crop, flip, and AutoAugment's policy for"
         " ImageNet from Table 9 of Cubuk et al. 2019 (CVPR); broader: simclr plus random"
         " equalization, solarization, Sobel filtering and motion blur (B.2).",
-        "identity",
+        "of_run",
         choices=("simclr", "autoaugment", "broader"),
         only=PRETRAINING_AUGMENTATION,
     )
@@ -484,14 +482,14 @@ class Config:
         "Comma-separated operators to apply to the first view, in the given order. Replaces"
         " --augmentation (paper, Figure 5): both views start from the same random crop, and an"
         f" empty list leaves the crop unchanged. Operators: {', '.join(AUGMENTATIONS)}.",
-        "identity",
+        "of_run",
         only=PRETRAINING,
         items=AUGMENTATIONS,
     )
     augment_right: str | None = setting(
         None,
         "Same as --augment_left, but for the second view.",
-        "identity",
+        "of_run",
         only=PRETRAINING,
         items=AUGMENTATIONS,
     )
@@ -500,7 +498,7 @@ class Config:
         "Comma-separated operators to apply after --augmentation, in the given order (paper, Table"
         " 3): rotate (by 0, 90, 180 or 270 degrees); noise and sobel (each applied to half of the"
         " views).",
-        "identity",
+        "of_run",
         only=PRETRAINING_AUGMENTATION,
         items=EXTRA_AUGMENTATIONS,
     )
@@ -508,7 +506,7 @@ class Config:
         1.0,
         "Strength of the color distortion; 0 disables it. Not used in fine-tuning and distillation,"
         " or with --augmentation=autoaugment.",
-        "identity",
+        "of_run",
         minimum=0,
         maximum=100,
     )
@@ -516,7 +514,7 @@ class Config:
         "multiplicative",
         "Brightness adjustment in the color distortion: multiplicative (as in SimCLR v2; the"
         " default of the original TF2 release) or additive (as in the paper, SimCLR v1).",
-        "identity",
+        "of_run",
         choices=("multiplicative", "additive"),
     )
     augment_on: str = setting(
@@ -540,25 +538,23 @@ class Config:
         "Apply Gaussian blur to half of the views, with a different random sigma (0.1 to 2) for"
         " each image. Not used in fine-tuning and distillation, with --augmentation=autoaugment,"
         " or with --augment_left or --augment_right.",
-        "identity",
+        "of_run",
     )
 
     # Network.
     resnet_depth: int = setting(
         50,
         "Depth of the ResNet; 10 is meant for small machines.",
-        "identity",
         "network",
         choices=tuple(RESNET_DEPTHS),
     )
     width_multiplier: int = setting(
-        1, "Width multiplier of the ResNet.", "identity", "network", minimum=1, maximum=32
+        1, "Width multiplier of the ResNet.", "network", minimum=1, maximum=32
     )
     sk_ratio: float = setting(
         0.0,
         "If above 0, use ResNet-D and selective kernels (SK) with this ratio. A common value is"
         " 0.0625.",
-        "identity",
         "network",
         minimum=0,
         maximum=1,
@@ -566,7 +562,6 @@ class Config:
     se_ratio: float = setting(
         0.0,
         "If above 0, use squeeze-and-excitation (SE) with this ratio.",
-        "identity",
         "network",
         minimum=0,
         maximum=1,
@@ -576,7 +571,6 @@ class Config:
         "First layers of the ResNet. imagenet: 7x7 convolution with stride 2, and max pooling;"
         " cifar: 3x3 convolution with stride 1, no pooling (paper, B.9); auto: cifar if"
         " --image_size is at most 32, otherwise imagenet, as in the original.",
-        "identity",
         "network",
         choices=("auto", "imagenet", "cifar"),
     )
@@ -589,39 +583,26 @@ class Config:
     proj_head_mode: str = setting(
         "nonlinear",
         "Type of the projection head g.",
-        "identity",
         "network",
         choices=("none", "linear", "nonlinear"),
     )
     proj_out_dim: int = setting(
-        128,
-        "Output dimension of the projection head.",
-        "identity",
-        "network",
-        minimum=1,
-        maximum=2**16,
+        128, "Output dimension of the projection head.", "network", minimum=1, maximum=2**16
     )
     num_proj_layers: int = setting(
-        3,
-        "Number of layers in the nonlinear projection head.",
-        "identity",
-        "network",
-        minimum=1,
-        maximum=100,
+        3, "Number of layers in the nonlinear projection head.", "network", minimum=1, maximum=100
     )
     ft_proj_selector: int = setting(
         0,
         "Input of the linear head or classifier: 0 for the encoder's output, 1 for the output of"
         " the projection head's first layer, -1 for the output of the projection head's last"
         " layer.",
-        "identity",
         "of_run",
         "evaluation",
     )
     lineareval_while_pretraining: bool = setting(
         True,
         "Train a linear head with labels during pretraining. The head does not affect the encoder.",
-        "identity",
         "network",
     )
     fine_tune_after_block: int = setting(
@@ -629,7 +610,6 @@ class Config:
         "Fine-tune only the layers after this block group: -1 for all layers, 0 for those after the"
         " stem, 4 for the heads only. Earlier layers are frozen, including their batch norm"
         " statistics.",
-        "identity",
         "of_run",
         minimum=-1,
         maximum=4,
@@ -663,7 +643,7 @@ class Config:
         "Contrastive loss (paper, Table 2). margin_triplet uses --margin instead of --temperature."
         " nt_logistic and margin_triplet average over the negatives and require memory quadratic in"
         " the batch size.",
-        "identity",
+        "of_run",
         choices=("nt_xent", "nt_logistic", "margin_triplet"),
         only=PRETRAINING,
     )
@@ -672,7 +652,7 @@ class Config:
         "Negatives for each view of an image. both: both views of all other images; cross_view: for"
         " a first view, only the second views of the other images, and vice versa (used for all"
         " losses in the paper's Table 4).",
-        "identity",
+        "of_run",
         choices=("both", "cross_view"),
         only=PRETRAINING,
     )
@@ -680,25 +660,25 @@ class Config:
         False,
         "Use only one negative for each view: the most similar of the negatives whose similarity is"
         " lower than that of the positive, but by less than --margin (paper, 5.1).",
-        "identity",
+        "of_run",
         only=PRETRAINING,
     )
     margin: float | None = setting(
         None,
         "Margin for margin_triplet and --semi_hard, in units of similarity. If not set,"
         f" {DEFAULT_MARGIN} is used. The paper tried 0, 0.4, 0.8 and 1.6 (B.10).",
-        "identity",
+        "of_run",
         minimum=0,
         only=MARGIN_LOSS,
     )
     temperature: float = setting(
         0.1,
         "Temperature for the contrastive loss, contrastive accuracy and entropy.",
-        "identity",
+        "of_run",
         above=0,
     )
     hidden_norm: bool = setting(
-        True, "L2-normalize the projections in the contrastive loss.", "identity"
+        True, "L2-normalize the projections in the contrastive loss.", "of_run"
     )
     loss_block_rows: int = setting(
         0,
@@ -711,7 +691,6 @@ class Config:
     optimizer: str = setting(
         "lars",
         "Optimizer. momentum: SGD with Nesterov momentum.",
-        "identity",
         "of_run",
         choices=("momentum", "adam", "lars"),
     )
@@ -748,7 +727,6 @@ class Config:
         "Weight decay coefficient. With LARS, the decay of kernels is part of the update, except"
         " for the linear head, whose decay is part of the loss. With other optimizers, the decay of"
         " all variables except those of batch norm is part of the loss.",
-        "identity",
         "of_run",
         minimum=0,
     )
@@ -758,7 +736,6 @@ class Config:
         512,
         "Batch size for training, summed over all replicas. 0: the largest power of two that is at"
         " most a quarter of the number of training images, from 32 to 512.",
-        "identity",
         "of_run",
         minimum=0,
         maximum=2**20,
@@ -1100,8 +1077,10 @@ class Config:
         return dataclasses.asdict(self)
 
     def identity(self) -> dict:
-        """Returns the settings with the role `identity` that differ from their defaults, keyed by name."""
-        values = {name: getattr(self, name) for name in settings_with("identity")}
+        """Returns the settings that identify a run and differ from their defaults, keyed by name."""
+        values = {
+            name: getattr(self, name) for name in settings_with("identity", "network", "of_run")
+        }
         return {name: value for name, value in values.items() if value != getattr(Config, name)}
 
     def default_model_dir(self) -> str:
@@ -1285,7 +1264,7 @@ _CONTRADICTIONS = (
     (
         "train_batch_size",
         lambda config: config.train_batch_size == 1,
-        "a single image has no negatives. Use at least 2, or 0 to derive the value from the data.",
+        "a batch needs several images. Use at least 2, or 0 to derive the value from the data.",
     ),
     (
         "eval_protocol",

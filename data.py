@@ -71,8 +71,9 @@ def _decode_windows(
         # the region.
         low = tf.maximum(tf.reduce_min(begins[:, :2], 0) - 1, 0)
         high = tf.minimum(tf.reduce_max(begins[:, :2] + sizes[:, :2], 0) + 1, shape[:2])
-        window = tf.concat([low, high - low], 0)
-        decode = functools.partial(tf.image.decode_and_crop_jpeg, item, window, channels=3)
+        decode = functools.partial(
+            tf.image.decode_and_crop_jpeg, item, tf.concat([low, high - low], 0), channels=3
+        )
         region = (
             tf.switch_case(
                 halvings, [functools.partial(decode, ratio=ratio) for ratio in _DECODING_RATIOS]
@@ -83,7 +84,7 @@ def _decode_windows(
         return region, begins - tf.pad(low, [[0, 1]]), sizes
 
     # For small images, detecting the format costs more than a full decode.
-    if item.dtype != tf.string or size <= 32:
+    if item.dtype != tf.string or size <= 32 or source.conversion.bands:
         return decode_all()
     return tf.cond(tf.io.is_jpeg(item), decode_jpeg_region, decode_all)
 

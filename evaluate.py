@@ -95,17 +95,16 @@ def during_training(context: RunContext) -> RunContext:
     head_is_evaluated = labeled or (
         config.train_mode == "distill" and source.has_labels(config.eval_split)
     )
-    names = ["linear_head"] if config.has_linear_head and head_is_evaluated else []
-    names += ["knn"] if labeled and not source.multi_label else []
-    names += ["contrastive"] if config.pretraining and not names else []
+    names = ["linear_head"] * (config.has_linear_head and head_is_evaluated)
+    names += ["knn"] * (labeled and not source.multi_label)
+    names += ["contrastive"] * (config.pretraining and not names)
     return context.replace(
         config=config.replace(
             eval_protocol=",".join(names),
             eval_baselines=False,
             eval_projections=False,
             save_predictions=False,
-            label_fraction=1.0,
-            label_seed=0,
+            **({} if config.trains_on_labels else dict(label_fraction=1.0, label_seed=0)),
         )
     )
 
@@ -431,11 +430,6 @@ class Evaluator(contextlib.ExitStack):
         """
         config = self._config
         logits, labels = self._extract(self._logits, config.eval_split, step)
-        if not len(labels):
-            raise UserError(
-                f"--eval_split={config.eval_split}: this split of {self._source.name} has no"
-                " labels. Use a split with labels."
-            )
         others = {"class_names": np.array(self._head_names)}
         if config.save_predictions and isinstance(self._source, FileSource):
             others["paths"] = self._source.labeled_names(config.eval_split)[: len(labels)]
@@ -443,6 +437,11 @@ class Evaluator(contextlib.ExitStack):
             if "paths" in others and labels.ndim == 1:
                 others["paths"] = others["paths"][np.array(self._head_columns)[labels] >= 0]
             labels, logits = metrics.map_labels(labels, logits, self._head_columns)
+        if not (labels >= 0).any():
+            raise UserError(
+                f"--eval_split={config.eval_split}: this split of {self._source.name} has no labels"
+                " that the network was trained on. Use a split with labels."
+            )
         if self._is_chief:
             if config.save_predictions:
                 path = self._path(f"predictions_{step}.npz")

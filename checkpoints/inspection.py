@@ -112,7 +112,7 @@ def inspect_checkpoint(
     network = {name: getattr(config, name) for name in settings_with("network")}
     names = ("image_size", "eval_center_crop", "eval_resize")
     recorded = {name: origin[name] for name in names if name in origin}
-    if origin.get("flags", {}).get("train_mode") in ("pretrain", "distill"):
+    if origin.get("train_mode") in ("pretrain", "distill") and origin.get("distill_alpha", 1) == 1:
         recorded.update(label_fraction=1.0, label_seed=0)  # The run's evaluation used a subset.
     try:
         config = Config(**{**origin.get("flags", {}), **network, **recorded})

@@ -10,6 +10,7 @@ from checkpoints import computed_from, weight_files
 from runtime import console
 
 _TRAINED = {
+    None: "training not recorded",
     "pretrain": "pretrained",
     "finetune": "fine-tuned from a SimCLR encoder",
     "supervised": "trained on labels",
@@ -58,7 +59,6 @@ def model_card(saved_model: str) -> str:
     if lines:
         lines = [_evaluated_images(results), "", "| metric | value |", "|---|---|", *lines]
     table = "\n".join(lines) or "None recorded."
-    classes = description.get("class_names")
     data = (
         f" Trained on {escape_markdown(flags['dataset'])} ({escape_markdown(flags['train_split'])})."
         if flags
@@ -66,7 +66,7 @@ def model_card(saved_model: str) -> str:
     )
     steps = f" Training length: {description['step']:,} steps." if "step" in description else ""
     return f"""{front_matter("tf-keras")}
-# {escape_markdown(description.get("network"))}, {_TRAINED[flags.get("train_mode", "pretrain")]}
+# {escape_markdown(description.get("network"))}, {_TRAINED[flags.get("train_mode")]}
 
 An image encoder from an implementation of SimCLR: *A Simple Framework for Contrastive Learning of Visual
 Representations* (Chen, Kornblith, Norouzi, Hinton, 2020, arXiv:2002.05709).{data}{steps}
@@ -82,8 +82,8 @@ h = layer(images)  # float32 [n, height, width, 3] in [0, 1], no mean subtractio
 The image size is {description["image_size"]} pixels. Without `output_key`, the layer returns a dict of `initial_conv`,
 `initial_max_pool`, `block_group1` to `block_group4` and `final_avg_pool`. If the model has a projection head, the dict
 also contains `proj_head_input` and `proj_head_output`; if it has a linear head, `logits_sup`. The signature
-`serving_default` returns the same outputs; `serving_uint8` first crops and resizes uint8 images of any size. Number of
-classes of the linear head: {class_list(classes) if classes else 0}.
+`serving_default` returns the same outputs; `serving_uint8` first crops and resizes uint8 images of any size. Classes of
+the linear head: {class_list(description["class_names"]) if "class_names" in description else "not recorded"}.
 
 ## Training
 

@@ -134,7 +134,7 @@ def export(
         ft_proj_selector=config.ft_proj_selector,
         weights=info.file.format,
         step=info.step,
-        class_names=info.class_names,
+        class_names=info.file.class_names,
         multi_label=info.multi_label,
         results=results or info.results or {},
         eval_center_crop=config.eval_center_crop,

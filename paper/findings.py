@@ -339,7 +339,7 @@ class Fit:
         return difference, scale * self.quantile * self.deviation * np.sqrt(variance)
 
 
-def fit(values: pd.DataFrame, compared: tuple[str, ...]) -> Fit | None:
+def fit(values: pd.DataFrame, compared: tuple[str, ...], names: Collection[str] = ()) -> Fit | None:
     """Fits the model of `Fit` to the seeds that all compared runs have. Returns None if there are none.
 
     Other runs contribute to the estimate of the noise if they have all of these seeds.
@@ -348,9 +348,12 @@ def fit(values: pd.DataFrame, compared: tuple[str, ...]) -> Fit | None:
       values: results in percent, with one row per run and one column per seed. Missing results are
         NaN.
       compared: names of the compared runs.
+      names: names of all runs. Other names are those of results on g(h).
     """
     values = values[values.reindex(compared).dropna(axis=1).columns].dropna()
-    num_networks = len({run.removesuffix(_ON_PROJECTION) for run in values.index})
+    num_networks = len(
+        {run if run in names else run.removesuffix(_ON_PROJECTION) for run in values.index}
+    )
     num_seeds = len(values.columns)
     if not num_seeds:
         return None
@@ -443,7 +446,7 @@ def _compare(
     """Returns the values of a `Comparison` that depend on our results. `names` are those of all runs."""
     compared = (*finding.higher, *finding.lower)
     values = _values(rows, finding.metric)
-    model = fit(values, compared)
+    model = fit(values, compared, names)
     if model is None:
         executed = [run if run in names else run.removesuffix(_ON_PROJECTION) for run in compared]
         statuses = [rows["status"][rows["run"] == run] for run in executed]
@@ -454,7 +457,8 @@ def _compare(
         return ("no common seed" if set(compared) <= set(values.index) else "no result",)
     difference, half_width = model.compare(finding.higher, finding.lower, finding.scale)
     if half_width is None:
-        return "one seed", difference, None, None, model
+        reason = "one seed" if model.num_seeds == 1 else "one network"
+        return reason, difference, None, None, model
     low, high = difference - half_width, difference + half_width
     return verdict(low, high, finding.is_equality), difference, low, high, model
 

@@ -204,9 +204,8 @@ def section(name: str, rows: pd.DataFrame, runner: Runner) -> list[str]:
       runner: the runner with which the runs were executed.
     """
     study = studies.STUDIES[name]
-    blocks = [f"### {study.title} ({study.source})"]
-    finding = study.finding[:1].upper() + study.finding[1:]
-    above = [f"The paper's finding: {study.finding}." if study.runs else f"{finding}."]
+    blocks = [f"### {study.title}"]
+    above = [f"{study.source}: {study.finding}."]
     if rows.empty:
         if study.runs_at(runner.scale):
             command = f"run {name} --scale={runner.scale} --dir={shlex.quote(runner.base)}"

@@ -1094,8 +1094,8 @@ STUDIES = {
     "cifar_temperature": Study(
         "Temperature and batch size on CIFAR-10",
         "Figure B.8, Appendix B.9",
-        "temperature 0.5 is best at every batch size; temperature 0.1 improves with larger batches"
-        " (averages over learning rates and epochs)",
+        "after more than 300 epochs, temperature 0.5 is best at every batch size; temperature 0.1"
+        " improves with larger batches (averages over learning rates and epochs)",
         _cifar_temperatures(),
         r"temperature 0.[15], batch (1024|2048)(, rate (0.5|1.5), 1000 epochs)?",
         plotted=_CIFAR_COLUMNS,
@@ -1180,7 +1180,7 @@ STUDIES = {
     "few_labels_networks": Study(
         "Few labels with other networks",
         "Figure B.6",
-        "larger networks benefit more from fine-tuning on few labels",
+        "linear evaluation and fine-tuning for networks of different depths and widths",
         _few_labels("networks", _LARGE_NETWORKS),
         r"ResNet-18 \(1x\), .*",
         _few_labels("networks", _SMALL_NETWORKS),
@@ -1239,7 +1239,7 @@ STUDIES = {
     "cifar10_long": Study(
         "100 epochs on CIFAR-10 (ResNet-18)",
         "docs/results.md",
-        "an encoder that was pretrained for longer than those of the other studies",
+        "evaluations of an encoder that was pretrained for longer than those of the other studies",
         (),
         small_only=[*_cifar10_long()],
         baseline={"^[^,]*(?=,)": "from scratch"},

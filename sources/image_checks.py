@@ -74,10 +74,6 @@ def _find_unusable(config: Config, source: FileSource) -> dict[str, str]:
         f"images_{hashlib.sha256(inputs.encode()).hexdigest()[:32]}.json",
     )
     decodes_all = len(paths) <= _MANY_IMAGES or config.corrupt_images == "skip"
-    with contextlib.suppress(UserError):  # An unreadable file is rewritten.
-        result = storage.read_json(cache)
-        if result and (result["decoded"] or not decodes_all):
-            return result["unusable"]
     sample = set(paths if decodes_all else source.labeled_paths()[0][:_MAX_SAMPLE])
 
     def check(path):
@@ -85,6 +81,11 @@ def _find_unusable(config: Config, source: FileSource) -> dict[str, str]:
             return None
         return image_files.why_unusable(path, conversion)
 
+    with contextlib.suppress(UserError):  # An unreadable file is rewritten.
+        result = storage.read_json(cache)
+        if result and (result["decoded"] or not decodes_all):
+            # A missing package may have been installed.
+            return image_files.find_unusable([*result["unusable"]], check)
     unusable = image_files.find_unusable(paths, check)
     if not decodes_all:
         console.log(

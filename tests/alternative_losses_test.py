@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.testing import assert_allclose, assert_array_equal
 
 import objective
 import simclr
@@ -82,11 +83,11 @@ def test_losses_match_loop_implementation(config, hidden_norm):
             config.semi_hard,
             config.negatives == "cross_view",
         )
-        np.testing.assert_allclose(logits_ab, first @ second.T / TEMPERATURE, rtol=1e-12)
-        np.testing.assert_array_equal(labels, np.eye(images))
+        assert_allclose(logits_ab, first @ second.T / TEMPERATURE, rtol=1e-12)
+        assert_array_equal(labels, np.eye(images))
         terms, reported = simclr.over_batch(z, z, None, config.replace(hidden_norm=hidden_norm))
         expected = loop_loss(config, first, second)
-        np.testing.assert_allclose([loss, terms["contrast_loss"]], [expected] * 2, rtol=1e-12)
+        assert_allclose([loss, terms["contrast_loss"]], [expected] * 2, rtol=1e-12)
         is_hit = np.argmax(logits_ab, 1) == np.arange(images)
         assert reported["contrast_acc"] == np.mean(is_hit)
 
@@ -125,7 +126,7 @@ def test_gradients_match_table_2(name, count):
                 MARGIN if name == "margin_triplet" else TEMPERATURE,
             )
         gradient = -tape.gradient(loss, u).numpy()
-        np.testing.assert_allclose(
+        assert_allclose(
             gradient, table_2_gradient(name, first[row], positive, negatives), atol=1e-12
         )
         nonzero.add(bool(gradient.any()))
@@ -146,7 +147,7 @@ def test_hardest_negative_within_the_margin_is_selected():
         ]
     )
     negatives = tf.constant([[True] * 4] * 3 + [[True, True, False, True]])
-    np.testing.assert_array_equal(
+    assert_array_equal(
         objective.semi_hard_negatives(positive, others, negatives, 0.45),
         [
             [False, True, False, False],
@@ -181,11 +182,11 @@ def test_losses_metrics_and_gradients_are_the_same_on_one_and_two_replicas(confi
     results, scalars = tf.function(lambda: two_replicas.run(step, args=(local_z, two_replicas)))()
     gradients = two_replicas.experimental_local_results(results)
     joined = np.concatenate([np.split(gradient, 2) for gradient in gradients], 1)
-    np.testing.assert_allclose(joined.reshape(12, 5), expected_gradient, rtol=1e-10, atol=1e-14)
+    assert_allclose(joined.reshape(12, 5), expected_gradient, rtol=1e-10, atol=1e-14)
     for name, value in scalars.items():
         mean = two_replicas.reduce("MEAN", value, axis=None)
         bound = 1e-12 if name == "contrast_loss" else 1e-6
-        np.testing.assert_allclose(mean, expected[name], rtol=bound)
+        assert_allclose(mean, expected[name], rtol=bound)
 
 
 def test_margin_defaults_to_0_8_but_is_unset_for_losses_without_a_margin():

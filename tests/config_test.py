@@ -135,8 +135,7 @@ def test_default_model_dir_depends_on_the_identity_of_the_run_but_not_on_its_len
 
 
 def test_roles_of_settings_do_not_conflict():
-    identity = set(config_lib.settings_with("identity"))
-    assert identity > set(config_lib.settings_with("network"))
+    identity = set(config_lib.settings_with("identity", "network", "of_run"))
     assert not identity & set(
         config_lib.settings_with("length", "order", "output", "per_worker", "no_effect")
     )

@@ -5,6 +5,7 @@ import pytest
 import scipy.ndimage
 import scipy.stats
 import tensorflow as tf
+from numpy.testing import assert_allclose, assert_array_equal
 
 import data_util
 from runtime import rng
@@ -58,7 +59,7 @@ def apply_to_images(operator, images, *args, **kwargs):
 def test_evaluation_crop_matches_the_original(image, size):
     crop = data_util.preprocess_image(ARRAYS[f"{image}/image"], size, size)
     # recorded in float16
-    np.testing.assert_allclose(crop, np.float32(ARRAYS[f"{image}/center_crop{size}"]), atol=6e-4)
+    assert_allclose(crop, np.float32(ARRAYS[f"{image}/center_crop{size}"]), atol=6e-4)
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -66,7 +67,7 @@ def test_grayscale_matches_the_original(image):
     gray = apply_to_images(
         data_util.to_grayscale, ARRAYS[f"{image}/image"][np.newaxis] / np.float32(255)
     )[0]
-    np.testing.assert_allclose(
+    assert_allclose(
         gray.mean((0, 1), dtype=np.float64), ARRAYS[f"{image}/grayscale_mean"], rtol=1e-5
     )
 
@@ -76,7 +77,7 @@ def test_blur_with_per_image_sigma_matches_the_original(image):
     batch = tf.constant(np.stack([ARRAYS[f"{image}/blur_in"]] * 3))
     blurred = data_util.gaussian_blur(batch, 6, tf.constant([0.3, 1.0, 2.0]))
     for row, sigma in zip(blurred, ("0.3", "1.0", "2.0")):
-        np.testing.assert_allclose(row, ARRAYS[f"{image}/blur_k6_sigma{sigma}"], atol=1e-6)
+        assert_allclose(row, ARRAYS[f"{image}/blur_k6_sigma{sigma}"], atol=1e-6)
 
 
 def view_statistics(views):
@@ -143,12 +144,12 @@ def test_batch_random_blur_depends_on_neither_the_number_of_replicas_nor_xla():
     compiled = tf.function(
         lambda images: data_util.batch_random_blur(images, SEED, 20), jit_compile=True
     )
-    np.testing.assert_allclose(compiled(images), whole, atol=1e-6)
+    assert_allclose(compiled(images), whole, atol=1e-6)
     halves = [
         data_util.batch_random_blur(images[row : row + 4], SEED, 20, first_row=row)
         for row in (0, 4)
     ]
-    np.testing.assert_allclose(whole, tf.concat(halves, 0), atol=1e-6)
+    assert_allclose(whole, tf.concat(halves, 0), atol=1e-6)
 
 
 def test_crop_window_areas_and_aspect_ratios_match_the_paper():
@@ -179,7 +180,7 @@ def test_crop_matches_slicing_followed_by_tf_image_resize_for_uint8_and_float():
         expected = tf.image.resize(pixels, [24, 40], tf.image.ResizeMethod.BICUBIC)
         for source in (image, image / np.float32(255)):
             resized = data_util.resize_window(tf.constant(source), *window, 24, 40)
-            np.testing.assert_allclose(resized, expected, atol=2e-6)
+            assert_allclose(resized, expected, atol=2e-6)
 
 
 def test_half_of_the_images_are_flipped():
@@ -214,7 +215,7 @@ def test_color_operators_with_per_image_amounts_match_tf_image(ours, theirs, low
     actual = apply_to_images(ours, _COLORS, amounts.reshape(-1, 1, 1))
     for image, amount, result in zip(_COLORS, amounts, actual):
         expected = theirs(tf.constant(image), amount)
-        np.testing.assert_allclose(np.clip(result, 0, 1), np.clip(expected, 0, 1), atol=3e-6)
+        assert_allclose(np.clip(result, 0, 1), np.clip(expected, 0, 1), atol=3e-6)
 
 
 def test_jitter_amounts_are_uniformly_distributed_over_the_range_set_by_the_strength():
@@ -255,7 +256,7 @@ def test_jitter_matches_a_loop_over_images_and_steps(brightness, strength):
     for image, amount, order, result in zip(_COLORS, amounts, orders, jittered):
         for step in order.numpy():
             image = np.clip(steps[step](tf.constant(image), amount[step]), 0, 1)
-        np.testing.assert_allclose(result, image, atol=1e-5)
+        assert_allclose(result, image, atol=1e-5)
 
 
 def test_random_numbers_are_uniform_and_independent():
@@ -297,7 +298,7 @@ def test_pixel_values_of_views_are_clipped():
     unclipped = crop(image, SEED, 200).numpy()
     assert unclipped.min() < -0.01 and unclipped.max() > 1.01  # Bicubic interpolation overshoots.
     view = data_util.apply_policy(image, data_util.Policy(), SEED, 200)
-    np.testing.assert_array_equal(view, np.clip(unclipped, 0, 1))
+    assert_array_equal(view, np.clip(unclipped, 0, 1))
 
 
 def test_views_do_not_depend_on_other_images_in_the_batch():
@@ -307,7 +308,7 @@ def test_views_do_not_depend_on_other_images_in_the_batch():
     crops = tf.stack([crop(image, seed, 33) for seed in rows])
     for seed, view in zip(rows, data_util.apply_operators(crops, policy, rows)):
         alone = data_util.preprocess_image(image, 33, 33, True, 1.0, seed=seed)
-        np.testing.assert_allclose(view, alone, atol=2e-6)
+        assert_allclose(view, alone, atol=2e-6)
 
 
 @pytest.mark.parametrize("shape", [(50, 50), (20, 60), (60, 20), (31, 30), (33, 80), (8, 8)])
@@ -325,4 +326,4 @@ def test_evaluation_without_crop_keeps_the_whole_shorter_side_or_the_whole_image
     ):
         actual = data_util.preprocess_image(image, 16, 16, test_crop=crop, resize=resize)
         expected = np.clip(tf.image.resize(pixels, [16, 16], "bicubic"), 0, 1)
-        np.testing.assert_allclose(actual, expected, atol=1e-6)
+        assert_allclose(actual, expected, atol=1e-6)

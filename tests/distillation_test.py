@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_hub as hub
 import tf_keras as keras
+from numpy.testing import assert_allclose, assert_equal
 
 import checks
 import model as model_lib
@@ -62,8 +63,8 @@ def test_the_loss_and_its_gradient_match_loops_over_examples(temperature, alpha,
         )
         loss = soft + hard
     expected, gradient = loops(teacher_logits, logits, labels, temperature, alpha)
-    np.testing.assert_allclose(loss, expected, rtol=1e-12)
-    np.testing.assert_allclose(tape.gradient(loss, student), gradient, rtol=1e-9, atol=1e-12)
+    assert_allclose(loss, expected, rtol=1e-12)
+    assert_allclose(tape.gradient(loss, student), gradient, rtol=1e-9, atol=1e-12)
     assert tape.gradient(loss, teacher) is None
     assert float(hard) == 0 if alpha == 1 or max(labels) < 0 else float(hard) > 0
 
@@ -109,7 +110,7 @@ def take_steps(strategy, frozen=-1, **settings):
     run_steps = train.make_run_steps(train.TrainStep(model, optimizer, config, strategy, teacher))
     scalars = run_steps(batches, tf.constant(1))[0]
     run_steps(batches, tf.constant(2))
-    np.testing.assert_equal(teacher.get_weights(), before)
+    assert_equal(teacher.get_weights(), before)
     scale_classifiers(1 / config.distill_temperature, model)
     return scalars, model.get_weights()
 
@@ -117,7 +118,7 @@ def take_steps(strategy, frozen=-1, **settings):
 def assert_same_steps(one, other):
     assert one[0] == pytest.approx(other[0], rel=1e-6)
     for array, expected in zip(one[1], other[1], strict=True):
-        np.testing.assert_allclose(array, expected, rtol=1e-9, atol=1e-12)
+        assert_allclose(array, expected, rtol=1e-9, atol=1e-12)
 
 
 IMAGES = np.random.default_rng(0).uniform(0, 1, (8, 8, 8, 3))
@@ -186,7 +187,7 @@ def test_a_student_has_the_checkpoint_keys_of_supervised_training_and_resumes_ex
     for file in stopped.glob("ckpt-[23].*"):
         file.unlink()
     assert "resumed at step 1" in distill(stopped, teacher, **EVALUATED)
-    np.testing.assert_equal(tensors(stopped, 3), tensors(directory, 3))
+    assert_equal(tensors(stopped, 3), tensors(directory, 3))
 
 
 def test_an_exported_student_has_the_classes_of_its_teacher_and_works_in_keras(student, tmp_path):
@@ -197,7 +198,7 @@ def test_an_exported_student_has_the_classes_of_its_teacher_and_works_in_keras(s
     model, info = restoring.open_network(saved_model)
     expected = model(images, training=False)["logits_sup"]
     layer = hub.KerasLayer(saved_model, output_key="logits_sup")
-    np.testing.assert_allclose(layer(images), expected, rtol=1e-5, atol=1e-6)
+    assert_allclose(layer(images), expected, rtol=1e-5, atol=1e-6)
     assert info.class_names == digits.digits_source().class_names
     write_images(tmp_path / "new", "1.png")
     predicted, _ = prediction.predict(str(directory), [str(tmp_path / "new")], top_k=10)

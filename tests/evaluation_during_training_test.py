@@ -161,9 +161,15 @@ def test_runs_on_unlabeled_training_examples_are_evaluated_with_the_contrastive_
     for source, protocols in ((None, ("linear_head", "knn")), (partly_labeled, ("contrastive",))):
         context = make_context(config, source or digits.digits_source())
         assert evaluate.during_training(context).config.eval_protocols == protocols
+    config = config.replace(train_mode="supervised", label_fraction=0.5)
+    context = make_context(config, digits.digits_source())
+    assert evaluate.during_training(context).config.label_fraction == 0.5
+    # An evaluation uses the loss and the augmentation of the run.
     run(
         tmp_path,
         mode="train_then_eval",
+        temperature=0.5,
+        color_jitter_strength=0.2,
         **{**SETTINGS, "train_steps": 1, "linear_head_learning_rate": None},
     )
     assert (
@@ -207,6 +213,12 @@ def test_splits_without_the_required_labels_are_rejected_before_training(
         run(tmp_path / "run", ("eval_split",), **settings)
     problem = "train[:64]: no labels were found in this split of digits"
     assert str(error.value) == message.format(problem) and not (tmp_path / "run").exists()
+
+
+def test_labels_of_one_class_are_rejected_before_training(partly_labeled, tmp_path):
+    partly_labeled._splits["train"][1][:] = 3
+    with rejects("--train_split=.*: all images with a label are of the class 3, so"):
+        run(tmp_path / "run", ("eval_split",), mode="train", eval_split="test", eval_epochs=1)
 
 
 def test_evaluation_during_training_works_on_two_replicas(

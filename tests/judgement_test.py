@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from pytest import approx
 from scipy import stats
 
 import checks
@@ -48,10 +49,10 @@ def test_chance_levels_are_the_values_of_a_collapsed_encoder(loss, negatives):
     z = tf.ones([10, 4])
     terms, scalars = simclr.over_batch(z, z, tf.zeros(5), config)
     levels = metrics.chance_levels(config, 5)
-    assert float(scalars["contrast_acc"]) == pytest.approx(levels.pop("contrast_acc"))
+    assert float(scalars["contrast_acc"]) == approx(levels.pop("contrast_acc"))
     assert ("contrast_loss" in levels) == (loss == "nt_xent")
     for name, value in levels.items():
-        assert float(terms[name]) == pytest.approx(value)
+        assert float(terms[name]) == approx(value)
     assert metrics.chance_levels(Config(train_mode="supervised"), 5) == {}
 
 
@@ -108,7 +109,7 @@ def test_the_untrained_network_has_the_initial_weights_of_the_run(initial_result
     results, *_ = initial_results
     for name in (metrics.CONTRAST_LOSS, metrics.CONTRAST_ACCURACY):
         assert results[name + metrics.UNTRAINED] == results[name]
-    assert results[metrics.CONTRAST_LOSS + metrics.CHANCE] == pytest.approx(2 * math.log(39))
+    assert results[metrics.CONTRAST_LOSS + metrics.CHANCE] == approx(2 * math.log(39))
     assert results[metrics.CONTRAST_IMAGES] == 40 and results[metrics.CONTRAST_BATCH] == 20
 
 
@@ -117,7 +118,7 @@ def test_one_image_has_no_chance_level_and_no_verdict():
     results = evaluate.Evaluator(
         make_context(config), model_lib.build_model(config, 10)
     ).contrastive(0)
-    assert results[metrics.CONTRAST_LOSS] == pytest.approx(0, abs=1e-6)
+    assert results[metrics.CONTRAST_LOSS] == approx(0, abs=1e-6)
     assert not any("chance" in name or "uniformity" in name for name in results)
     assert metrics.reasons_for_no_progress(results, "linear head") == []
 
@@ -127,17 +128,17 @@ def test_diagnostics_match_loops(initial_results):
     assert h.shape == (2, 40, 128) and z.shape == (2, 40, 16)
     first, second = (view / np.linalg.norm(view, axis=1)[:, None] for view in np.float64(z))
     distances = [np.sum((u - v) ** 2) for u, v in zip(first, second)]
-    assert results["eval/alignment"] == pytest.approx(np.mean(distances))
+    assert results["eval/alignment"] == approx(np.mean(distances))
     potentials = [
         math.exp(-2 * np.sum((first[i] - first[j]) ** 2)) for i in range(40) for j in range(i)
     ]
-    assert results["eval/uniformity"] == pytest.approx(math.log(np.mean(potentials)))
+    assert results["eval/uniformity"] == approx(math.log(np.mean(potentials)))
     values = np.sqrt(np.maximum(np.linalg.eigvalsh(np.float64(z[0]).T @ z[0]), 0))
     rank = math.exp(stats.entropy(values / values.sum()))
-    assert results["eval/rank_z"] == pytest.approx(rank, rel=1e-3)
+    assert results["eval/rank_z"] == approx(rank, rel=1e-3)
     assert "eval/rank_h" not in results  # It requires at least 256 images.
-    assert diagnostics.effective_rank(np.eye(5)) == pytest.approx(5, rel=1e-4)
-    assert diagnostics.effective_rank(np.ones([9, 5])) == pytest.approx(1, rel=1e-4)
+    assert diagnostics.effective_rank(np.eye(5)) == approx(5, rel=1e-4)
+    assert diagnostics.effective_rank(np.ones([9, 5])) == approx(1, rel=1e-4)
 
 
 # --------------------------------------------------------------------------------------------------- before training
@@ -174,6 +175,16 @@ def test_batch_size_and_length_are_derived_from_the_number_of_images(
     # A resumed run keeps the choice, also if there are more images.
     recorded = Recorded(settings=completed.settings(), has_checkpoints=True)
     assert checks.complete(config, _Images(5 * count), [], recorded, 2, replicas)[0] == completed
+
+
+def test_only_labeled_images_count_if_training_needs_labels():
+    source = digits.IndexedSource(
+        "images", {"train": (np.arange(90), np.repeat([0, 1, -1], 30))}, ["a", "b"], None
+    )
+    config = Config(train_mode="supervised", train_batch_size=0, train_epochs=0, label_fraction=0.5)
+    assert checks.complete(config, source, [], Recorded(), 1)[0].train_epochs == math.ceil(
+        64_000 / 30
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.testing import assert_allclose
 
 from lars_optimizer import LARSOptimizer, lars_update
 from support import golden
@@ -33,7 +34,7 @@ def test_steps_match_the_original(case):
     for step, variables in run_case(case):
         for name, variable in zip(NAMES, variables):
             expected = ARRAYS[f"{case}/param{step}/{name}"]
-            np.testing.assert_allclose(variable, expected, rtol=1e-5, atol=1e-6, err_msg=name)
+            assert_allclose(variable, expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_lars_predicates_select_the_same_variables_as_name_patterns():
@@ -42,9 +43,7 @@ def test_lars_predicates_select_the_same_variables_as_name_patterns():
 
     for step, variables in run_case("case0", exclude_from_weight_decay=rule):
         for name, variable in zip(NAMES, variables):
-            np.testing.assert_allclose(
-                variable, ARRAYS[f"case0/param{step}/{name}"], rtol=1e-5, atol=1e-6
-            )
+            assert_allclose(variable, ARRAYS[f"case0/param{step}/{name}"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_first_step_matches_hand_computed_values(classic, nesterov, expected):
         classic_momentum=classic,
         use_nesterov=nesterov,
     )
-    np.testing.assert_allclose(param, expected(g, ratio), rtol=1e-12)
+    assert_allclose(param, expected(g, ratio), rtol=1e-12)
 
 
 @pytest.mark.parametrize("use_nesterov", [False, True])
@@ -89,8 +88,8 @@ def test_optimizer_matches_lars_update_in_float64(classic_momentum, use_nesterov
         param, velocity = lars_update(
             param, grad, velocity, learning_rate=tf.constant(0.3, tf.float64), **settings
         )
-        np.testing.assert_allclose(variable, param, rtol=1e-14)
-        np.testing.assert_allclose(optimizer.get_slot(variable, "Momentum"), velocity, rtol=1e-14)
+        assert_allclose(variable, param, rtol=1e-14)
+        assert_allclose(optimizer.get_slot(variable, "Momentum"), velocity, rtol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
@@ -103,7 +102,7 @@ def test_norms_do_not_overflow_in_half_precision(dtype):
         param, grad, tf.zeros_like(param), learning_rate=100.0, momentum=0.9, eeta=0.01
     )
     assert new.dtype == dtype  # With norms of 1600 and 400, the step is 0.01 * 4 * 100 * 2 = 8.
-    np.testing.assert_allclose(tf.cast(new, tf.float32), np.zeros([200, 200]), atol=0.05)
+    assert_allclose(tf.cast(new, tf.float32), np.zeros([200, 200]), atol=0.05)
 
 
 def test_trust_ratio_is_1_if_a_norm_is_zero():
@@ -111,7 +110,7 @@ def test_trust_ratio_is_1_if_a_norm_is_zero():
         new, _ = lars_update(
             tf.constant(param), tf.constant(grad), tf.zeros(2), learning_rate=0.5, momentum=0.9
         )
-        np.testing.assert_allclose(new, np.subtract(param, np.multiply(0.5, grad)))
+        assert_allclose(new, np.subtract(param, np.multiply(0.5, grad)))
 
 
 def test_get_config_restores_all_arguments():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
 import model as model_lib
@@ -89,7 +90,7 @@ def test_linear_head_learning_rate_scales_linearly_with_the_batch_size():
 
 def test_views_steps_and_seeds_have_independent_blur():
     # With fewer than 20 pixels, blur has no effect.
-    images = np.random.default_rng(0).uniform(size=[64, 20, 20, 3]).astype(np.float32)
+    images = default_rng(0).uniform(size=[64, 20, 20, 3]).astype(np.float32)
 
     def blurred_rows(seed, step):
         """Returns a bool array [2 views, 64 images], which is True where blur has changed the image."""
@@ -107,9 +108,7 @@ def test_views_steps_and_seeds_have_independent_blur():
 
 def case_views(arrays, case, size):
     """Returns the input of a recorded case, with all first views before all second views."""
-    pairs = np.random.default_rng(int(arrays[f"{case}/views_seed"])).uniform(
-        0, 1, (4, size, size, 6)
-    )
+    pairs = default_rng(int(arrays[f"{case}/views_seed"])).uniform(0, 1, (4, size, size, 6))
     pairs = pairs.astype(np.float32)
     return np.concatenate([pairs[..., :3], pairs[..., 3:]])
 
@@ -148,7 +147,7 @@ def test_three_training_steps_match_the_original(case, float64):
     step = tf.function(
         TrainStep(model, optimizer, config.replace(seed=0), tf.distribute.get_strategy())
     )
-    random = np.random.default_rng(settings["data_seed"])
+    random = default_rng(settings["data_seed"])
     size = config.image_size
     for step_index in range(3):
         views = random.uniform(0, 1, (16, size, size, 6)).astype(np.float32)
@@ -288,7 +287,7 @@ def test_convolutions_match_a_loop(height, width, kernel_size, stride):
 @pytest.mark.parametrize("shape", [(8, 5, 5, 3), (16, 3)])
 def test_batch_norm_matches_numpy(shape):
     layer = resnet.BatchNorm(momentum=0.7)
-    inputs = np.random.default_rng(0).standard_normal(shape).astype(np.float32) * 3 + 1
+    inputs = default_rng(0).standard_normal(shape).astype(np.float32) * 3 + 1
     outputs = layer(inputs, training=True)
     axes = tuple(range(len(shape) - 1))
     mean, variance = inputs.mean(axes), inputs.var(axes)
@@ -304,7 +303,7 @@ def test_batch_norm_matches_numpy(shape):
 
 
 def test_fused_and_unfused_batch_norm_agree():
-    inputs = np.random.default_rng(1).standard_normal((4, 6, 6, 5)).astype(np.float32)
+    inputs = default_rng(1).standard_normal((4, 6, 6, 5)).astype(np.float32)
     results = []
     for dtype in ("float32", "float64"):  # The fused kernel does not support float64.
         layer, x = resnet.BatchNorm(dtype=dtype), tf.constant(inputs, dtype)

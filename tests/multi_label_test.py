@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from pytest import approx
 
 import data
 import metrics
@@ -93,19 +94,19 @@ def test_multi_label_loss_and_accuracy_match_a_loop_implementation():
         probability = 1 / (1 + np.exp(-logit))
         total -= {1: np.log(probability), 0: np.log(1 - probability), -1: 0}[label]
     loss = objective.add_multi_label_loss(tf.constant(labels), tf.constant(logits))
-    assert float(loss) == pytest.approx(total / 5, rel=1e-9)
+    assert float(loss) == approx(total / 5, rel=1e-9)
     is_known = labels >= 0
     accuracy = metrics.multi_label_accuracy(tf.constant(labels), tf.constant(logits))
-    assert float(accuracy) == pytest.approx(((logits > 0) == labels)[is_known].mean())
+    assert float(accuracy) == approx(((logits > 0) == labels)[is_known].mean())
 
 
 def test_average_precision_11_includes_exactly_reached_recall_levels():
     # With ten relevant examples, a recall of exactly 3/10 reaches the recall level 0.3.
     relevant = np.array([1] * 3 + [0] * 7 + [1] * 7, bool)
-    assert metrics.average_precision_11(relevant, -np.arange(17)) == pytest.approx(
+    assert metrics.average_precision_11(relevant, -np.arange(17)) == approx(
         (4 * 1 + 7 * 10 / 17) / 11
     )
-    assert metrics.average_precision_11(relevant[::-1], -np.arange(17)) == pytest.approx(
+    assert metrics.average_precision_11(relevant[::-1], -np.arange(17)) == approx(
         (8 * 1 + 3 * 10 / 17) / 11
     )
 
@@ -120,7 +121,7 @@ def test_average_precision_11_matches_scikit_learn():
         # The last point of the curve has no threshold.
         precision, recall = precision[:-1], recall[:-1]
         expected = np.mean([precision[recall >= tenth / 10 - 1e-9].max() for tenth in range(11)])
-        assert metrics.average_precision_11(relevant, scores) == pytest.approx(expected)
+        assert metrics.average_precision_11(relevant, scores) == approx(expected)
 
 
 def test_accuracies_match_scikit_learn():
@@ -133,16 +134,16 @@ def test_accuracies_match_scikit_learn():
     )
     logits[np.arange(90), labels] += 1
     results, predictions = metrics.linear_results(labels, logits), logits.argmax(1)
-    assert results[metrics.LINEAR_TOP_1] == pytest.approx(accuracy_score(labels, predictions))
-    assert results[metrics.LINEAR_TOP_5] == pytest.approx(
+    assert results[metrics.LINEAR_TOP_1] == approx(accuracy_score(labels, predictions))
+    assert results[metrics.LINEAR_TOP_5] == approx(
         top_k_accuracy_score(labels, logits, k=5, labels=range(8))
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Class 2 is predicted but has no examples.
-        assert results[metrics.MEAN_PER_CLASS] == pytest.approx(
+        assert results[metrics.MEAN_PER_CLASS] == approx(
             balanced_accuracy_score(labels, predictions)
         )
-    assert results[metrics.MEAN_PER_CLASS] != pytest.approx(results[metrics.LINEAR_TOP_1], abs=1e-3)
+    assert results[metrics.MEAN_PER_CLASS] != approx(results[metrics.LINEAR_TOP_1], abs=1e-3)
 
 
 def test_mean_average_precision_ignores_unknown_labels_and_absent_classes():
@@ -151,7 +152,7 @@ def test_mean_average_precision_ignores_unknown_labels_and_absent_classes():
     # The first class has precision 1 up to recall 0.5, then 2/3. The second class has precision 1,
     # because its unknown label is ignored.
     expected = ((6 * 1 + 5 * 2 / 3) / 11 + 1) / 2
-    assert metrics.mean_average_precision_11(labels, scores) == pytest.approx(expected)
+    assert metrics.mean_average_precision_11(labels, scores) == approx(expected)
 
 
 def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, monkeypatch, fails):
@@ -210,7 +211,7 @@ def test_multi_label_run_reports_the_mean_average_precision_of_its_predictions(
     saved = np.load(tmp_path / "run" / "predictions_30.npz")
     assert saved["labels"].shape == saved["logits"].shape == (32, 3)
     mean_precision = results["eval/label_mean_average_precision"]
-    assert mean_precision == pytest.approx(
+    assert mean_precision == approx(
         metrics.mean_average_precision_11(saved["labels"], saved["logits"])
     )
     if train_mode == "supervised":

@@ -9,7 +9,7 @@ import scipy.spatial
 import scipy.special
 import scipy.stats
 import tensorflow as tf
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 import metrics
 import objective
@@ -42,7 +42,7 @@ def test_contrastive_loss_is_twice_the_loss_of_algorithm_1(images, temperature):
         tf.constant(np.concatenate([first, second])), True, temperature
     )
     assert_allclose(loss, 2 * algorithm_1(interleaved, temperature), rtol=1e-12)
-    np.testing.assert_array_equal(labels, np.eye(images, 2 * images))
+    assert_array_equal(labels, np.eye(images, 2 * images))
     cosines = scipy.spatial.distance.cdist(first, second, "cosine")
     assert_allclose(logits_ab, (1 - cosines) / temperature, atol=1e-12)
 

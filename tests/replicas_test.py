@@ -7,6 +7,8 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 
 import objective
 import resnet
@@ -64,8 +66,8 @@ def test_two_replicas_match_one_replica_and_local_batch_norm_matches_a_naive_imp
 
 @pytest.mark.parametrize("rows", [3, None])
 def test_gather_is_equal_to_all_gather(rows, two_replicas):
-    z = tf.constant(np.random.default_rng(0).standard_normal((3, 2)))
-    weights = tf.constant(np.random.default_rng(1).standard_normal((6, 2)))
+    z = tf.constant(default_rng(0).standard_normal((3, 2)))
+    weights = tf.constant(default_rng(1).standard_normal((6, 2)))
 
     def gather_and_differentiate(z, form):
         context = tf.distribute.get_replica_context()
@@ -92,9 +94,9 @@ def test_gather_is_equal_to_all_gather(rows, two_replicas):
         run(lambda z, context: replicas.gather(z, two_replicas)),
         run(lambda z, context: context.all_gather(z, axis=0)),
     )
-    np.testing.assert_allclose(expected[1], np.concatenate([z, 2 * z]))
+    assert_allclose(expected[1], np.concatenate([z, 2 * z]))
     for value, expected_value in zip(results, expected):
-        np.testing.assert_allclose(value, expected_value, rtol=1e-12)
+        assert_allclose(value, expected_value, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_synchronized_batch_norm_communicates_once_and_matches_automatic_differe
 ):
     """Compares with moments that are averaged by two all-reduces, and with one replica."""
     monkeypatch.setattr(replicas, "are_gpus", lambda _: is_compiled)
-    random = np.random.default_rng(0)
+    random = default_rng(0)
     x, weights = random.normal(3, 2, (2, 2, *shape))
     gamma, beta = tf.constant(random.normal(size=(2, shape[-1])))
     calls, all_reduce = [], tf.distribute.ReplicaContext.all_reduce
@@ -151,20 +153,18 @@ def test_synchronized_batch_norm_communicates_once_and_matches_automatic_differe
     expected_outputs, expected_gradients = run(reference)
     for result, expected in zip(outputs, expected_outputs):
         if is_compiled:  # XLA rounds differently.
-            np.testing.assert_allclose(
-                result, expected, rtol=0, atol=1e-14 * np.abs(expected).max()
-            )
+            assert_allclose(result, expected, rtol=0, atol=1e-14 * np.abs(expected).max())
         else:
-            np.testing.assert_array_equal(result, expected)
+            assert_array_equal(result, expected)
     one_outputs, one_gradients = differentiate(
         *(tf.concat([*v], 0) for v in (x, weights)), reference
     )
-    np.testing.assert_allclose(np.concatenate(outputs[0]), one_outputs[0], rtol=0, atol=1e-12)
+    assert_allclose(np.concatenate(outputs[0]), one_outputs[0], rtol=0, atol=1e-12)
     for result, expected, one in zip(gradients, expected_gradients, one_gradients):
         scale = np.abs(expected).max()
-        np.testing.assert_allclose(result, expected, rtol=0, atol=1e-12 * scale)
+        assert_allclose(result, expected, rtol=0, atol=1e-12 * scale)
         total = np.concatenate(result) if result.ndim > 2 else result.sum(0)
-        np.testing.assert_allclose(total, one, rtol=0, atol=1e-12 * scale)
+        assert_allclose(total, one, rtol=0, atol=1e-12 * scale)
 
 
 def naive_local_step(config, count):
@@ -210,7 +210,7 @@ def test_four_replicas_with_blur_match_one_replica(four_replicas, float64):
 
 def test_each_replica_has_local_positives_and_global_negatives(two_replicas):
     # [replica, view, width]. Each replica has three first views, followed by three second views.
-    hidden = np.random.default_rng(1).standard_normal((2, 6, 5))
+    hidden = default_rng(1).standard_normal((2, 6, 5))
     parts = two_replicas.experimental_distribute_values_from_function(
         lambda context: tf.constant(hidden[context.replica_id_in_sync_group])
     )
@@ -223,9 +223,9 @@ def test_each_replica_has_local_positives_and_global_negatives(two_replicas):
     logits, labels = (two_replicas.experimental_local_results(value) for value in function(parts))
     all_b = np.concatenate([hidden[0, 3:], hidden[1, 3:]])
     for replica in range(2):
-        np.testing.assert_array_equal(
+        assert_array_equal(
             np.argmax(labels[replica], 1), [3 * replica, 3 * replica + 1, 3 * replica + 2]
         )
-        np.testing.assert_array_equal(np.sum(labels[replica], 1), [1, 1, 1])
+        assert_array_equal(np.sum(labels[replica], 1), [1, 1, 1])
         assert labels[replica].shape == [3, 12]
-        np.testing.assert_allclose(logits[replica], hidden[replica, :3] @ all_b.T / 0.5, rtol=1e-12)
+        assert_allclose(logits[replica], hidden[replica, :3] @ all_b.T / 0.5, rtol=1e-12)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from numpy.testing import assert_allclose, assert_array_equal, assert_equal
+from pytest import approx
 from sklearn.neighbors import KNeighborsClassifier
 from tensorflow.python.framework import config as tf_config
 
@@ -103,7 +105,7 @@ def test_a_run_writes_all_documented_files(complete_run_and_log):
     result = read_json(directory / "result.json")
     assert result["global_step"] == 4
     kernel = model_weights(directory)["model/supervised_head/linear_layer/dense/kernel"]
-    assert result["eval/regularization_loss"] == pytest.approx(
+    assert result["eval/regularization_loss"] == approx(
         Config().weight_decay * np.sum(kernel**2) / 2, rel=1e-5
     )
     for words in (
@@ -133,7 +135,7 @@ def test_history_contains_the_epoch_and_the_mean_learning_rate(complete_run):
     assert [(row["step"], float(row["epoch"])) for row in rows] == [("3", 1.5), ("4", 2.0)]
     for row, steps in zip(rows, ([0, 1, 2], [3])):
         expected = np.mean([schedule(step) for step in steps])
-        assert float(row["learning_rate"]) == pytest.approx(expected, rel=1e-4)
+        assert float(row["learning_rate"]) == approx(expected, rel=1e-4)
 
 
 def test_the_preview_shows_each_image_above_its_two_views(complete_run):
@@ -146,11 +148,11 @@ def test_the_preview_shows_each_image_above_its_two_views(complete_run):
         operators=(data_util.Operator("flip", data_util.flip_horizontally, 0.5),)
     )
     for column, (key, image, _) in enumerate(digits.digits_source().records("train[:8]")):
-        np.testing.assert_allclose(cells[0, :, column], image, atol=1)
+        assert_allclose(cells[0, :, column], image, atol=1)
         for view in range(2):
             view_seed = rng.nth_seed(tf.stack([seed, key]), view, rng.VIEW)
             expected = 255 * data_util.apply_policy(image, policy, view_seed, 8)
-            np.testing.assert_allclose(cells[1 + view, :, column], expected, atol=1)
+            assert_allclose(cells[1 + view, :, column], expected, atol=1)
 
 
 def test_a_run_announces_its_inputs_and_phases(complete_run_and_log):
@@ -187,7 +189,7 @@ def test_the_linear_head_is_evaluated_on_every_example(complete_run):
     batches = data.build_eval_dataset(config, context.source, "test", 360)
     images, labels, _ = next(iter(batches))
     logits = model(images, training=False)["logits_sup"].numpy()
-    assert result == pytest.approx(metrics.linear_results(labels.numpy(), logits))
+    assert result == approx(metrics.linear_results(labels.numpy(), logits))
 
 
 def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
@@ -206,7 +208,7 @@ def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
         )
         expected = classifier.fit(pixels, labels).score(*pixels_and_labels("test"))
         # Nearly equal similarities may be ordered differently.
-        assert result[key + "/raw_pixels"] == pytest.approx(expected, abs=2 / 360)
+        assert result[key + "/raw_pixels"] == approx(expected, abs=2 / 360)
     assert any(result[key + "/projections"] != result[key] for key in (metrics.LBFGS, metrics.KNN))
     model, _ = restoring.open_network(str(complete_run))
     images = np.random.default_rng(0).uniform(size=[3, 8, 8, 3]).astype(np.float32)
@@ -215,7 +217,7 @@ def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
         (features.encoder_function, "final_avg_pool"),
         (features.projection_function, "proj_head_output"),
     ):
-        np.testing.assert_allclose(function(model)(images), endpoints[name], rtol=1e-5)
+        assert_allclose(function(model)(images), endpoints[name], rtol=1e-5)
 
 
 def test_a_resumed_run_matches_an_uninterrupted_run(complete_run, tmp_path):
@@ -229,7 +231,7 @@ def test_a_resumed_run_matches_an_uninterrupted_run(complete_run, tmp_path):
         )
         run(tmp_path, **settings)
     assert "resumed at step 3" in run(tmp_path, **settings, train_steps=4)
-    np.testing.assert_equal(weights(tmp_path, 4), weights(complete_run, 4))
+    assert_equal(weights(tmp_path, 4), weights(complete_run, 4))
 
 
 def test_a_finished_run_only_computes_what_is_missing(complete_run):
@@ -296,7 +298,7 @@ def test_deterministic_runs_have_identical_checkpoints_and_use_only_deterministi
             tf.random.uniform([])
     one, two = (weights(tmp_path / name, 2) for name in ("one", "two"))
     assert any("Momentum" in key for key in one)
-    np.testing.assert_equal(one, two)
+    assert_equal(one, two)
 
 
 def test_the_seed_determines_the_initial_weights_and_the_order_of_the_examples(no_blocks, tmp_path):
@@ -307,7 +309,7 @@ def test_the_seed_determines_the_initial_weights_and_the_order_of_the_examples(n
         _, labels = next(iter(train.train_dataset(context, 0)))
         results.append((state.model.trainable_variables[0].numpy(), labels.numpy()))
     for first, second, repeated in zip(*results):
-        np.testing.assert_array_equal(first, repeated)
+        assert_array_equal(first, repeated)
         assert (first != second).any()
 
 
@@ -371,7 +373,7 @@ def test_evaluation_uses_the_input_that_the_classifier_was_trained_on(complete_r
     expected = np.load(tmp_path / "run" / "predictions_1.npz")["logits"]
     for directory in ("run/again", "other"):
         logits = np.load(tmp_path / directory / "predictions_1.npz")["logits"]
-        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+        assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -434,9 +436,7 @@ def test_continuous_evaluation_exports_each_checkpoint_with_its_results(copied_r
         assert dict(description["results"], checksum=results["checksum"]) == results
         logits = tf.saved_model.load(str(path))(images, trainable=False)["logits_sup"]
         model, _ = restoring.open_network(str(copied_run / f"ckpt-{step}"))
-        np.testing.assert_allclose(
-            logits, model(images, training=False)["logits_sup"], rtol=1e-4, atol=1e-6
-        )
+        assert_allclose(logits, model(images, training=False)["logits_sup"], rtol=1e-4, atol=1e-6)
 
 
 def test_evaluation_of_another_checkpoint_exports_nothing_to_the_run_directory(copied_run):
@@ -489,7 +489,7 @@ def test_regularization_loss_of_fine_tuning_covers_the_trained_variables(complet
     expected = 0.01 * sum(np.sum(value.astype(np.float64) ** 2) / 2 for value in decayed)
     for directory in (tmp_path, tmp_path / "again"):
         results = runs.read_results(directory / "result_1.json")
-        assert results["eval/regularization_loss"] == pytest.approx(expected, rel=1e-5)
+        assert results["eval/regularization_loss"] == approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -666,7 +666,7 @@ def test_repeated_evaluations_trace_once_and_write_one_event_file(
     other = context.replace(config=context.config.replace(eval_name="new"))
     fresh = evaluate.evaluate_and_write(other, model, 3)
     assert results[2].pop("computed_from") == fresh.pop("computed_from")
-    assert results[2] == pytest.approx(fresh, rel=1e-6)
+    assert results[2] == approx(fresh, rel=1e-6)
     assert {
         f"{metrics.KNN}/{name}" for name in ("raw_pixels", "untrained_encoder", "projections")
     } <= set(fresh)
@@ -690,9 +690,7 @@ def test_contrastive_evaluation_in_parts_equals_evaluation_of_whole_batches(
         z = model(tf.concat(views, 0), training=False)["proj_head_output"]
         losses.append(objective.add_contrastive_loss(z, config.hidden_norm, config.temperature)[0])
     assert len(losses) == 2
-    assert results["eval/contrast_loss"] == pytest.approx(
-        np.mean(losses[: eval_steps or 2]), rel=1e-5
-    )
+    assert results["eval/contrast_loss"] == approx(np.mean(losses[: eval_steps or 2]), rel=1e-5)
 
 
 @pytest.mark.parametrize("protocol", ["linear_head", "contrastive", "knn", "lbfgs"])
@@ -751,17 +749,16 @@ def test_evaluation_and_fine_tuning_use_the_network_of_the_checkpoint(
     )
     config = Config(dataset="digits", **settings, **path)
     recorded = inspection.read_recorded(config)
+    # An evaluation of a run also adopts its batch size, its augmentation and its last step.
+    is_run = weights == "run" and "mode" in settings
     network = {
         name: TINY.get(name, getattr(Config, name))
-        for name in (*settings_with("network"), "image_size")
+        for name in settings_with("network", *["of_run"] * is_run)
     }
     adopted, (line,) = adopt(config)
-    # An evaluation of a run also adopts its batch size and its last step.
-    is_run = weights == "run" and "mode" in settings
-    network["train_batch_size"] = 32 if is_run else 512
     assert adopted == config.replace(**network, train_steps=4 * is_run)
     names = {"resnet_depth", "num_proj_layers", "image_size", "proj_out_dim"}
-    names.update(["train_batch_size"] * is_run)
+    names.update(["train_batch_size", "color_jitter_strength"] * is_run)
     assert line.startswith("settings of ")
     assert {f"--{name}={network[name]}" for name in names} == set(line.split()[3:])
     given, _ = adopt(config, ["dataset", "image_size"])
@@ -856,7 +853,7 @@ def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(no_bloc
     assert "evaluating step 2: frozen encoder\n" in run(tmp_path / "all", **settings)
     log = run(tmp_path / "few", **settings, **subset)
     assert "evaluating step 2: frozen encoder, 32 labels" in log
-    np.testing.assert_equal(weights(tmp_path / "few", 2), weights(tmp_path / "all", 2))
+    assert_equal(weights(tmp_path / "few", 2), weights(tmp_path / "all", 2))
     # A separate evaluation with the same fraction of the labels gives the same results.
     settings.update(mode="eval", checkpoint=str(tmp_path / "all"))
     run(tmp_path / "separate", **settings, **subset)
@@ -867,7 +864,7 @@ def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(no_bloc
     assert results["few"] != results["all"]
     # Only evaluations of a run include `contrastive`.
     few = {name: results["few"][name] for name in results["separate"]}
-    assert few == pytest.approx(results["separate"]) and metrics.CONTRAST_LOSS in results["few"]
+    assert few == approx(results["separate"]) and metrics.CONTRAST_LOSS in results["few"]
 
 
 @pytest.mark.parametrize(
@@ -948,10 +945,10 @@ def test_micro_batches_half_precision_and_new_scalars_work_together(tmp_path, mo
     run(tmp_path, train_steps=4, **settings)
     (row,) = training_log.read_history(str(tmp_path))
     row = {name.removeprefix("train/"): value for name, value in row.items()}
-    assert row["new_over_batch"] == pytest.approx(2 * row["contrast_loss"], rel=1e-2)
-    assert row["new_per_image"] == pytest.approx(2 * row["supervised_loss"], rel=1e-2)
+    assert row["new_over_batch"] == approx(2 * row["contrast_loss"], rel=1e-2)
+    assert row["new_per_image"] == approx(2 * row["supervised_loss"], rel=1e-2)
     terms = ("contrast_loss", "supervised_loss", "weight_decay")
-    assert row["total_loss"] == pytest.approx(sum(row[name] for name in terms) + 1, rel=1e-3)
+    assert row["total_loss"] == approx(sum(row[name] for name in terms) + 1, rel=1e-3)
     assert {value.dtype for value in weights(tmp_path, 4).values()} == {
         np.dtype("float32"),
         np.dtype("int64"),
@@ -1079,10 +1076,10 @@ def test_evaluation_on_two_replicas_matches_evaluation_on_one_replica(two_replic
         vectors, labels = features.extract(strategy, features.encoder_function(model), batches)
         evaluator = evaluate.Evaluator(make_context(config, source, strategy), model)
         results.append((evaluator.linear_head(1), vectors, labels))
-    assert results[0][0] == pytest.approx(results[1][0])
+    assert results[0][0] == approx(results[1][0])
     assert results[0][1].shape == (101, 512)
-    np.testing.assert_allclose(results[1][1], results[0][1], atol=1e-6)
-    np.testing.assert_array_equal(results[1][2], results[0][2])
+    assert_allclose(results[1][1], results[0][1], atol=1e-6)
+    assert_array_equal(results[1][2], results[0][2])
 
 
 # --------------------------------------------------------------------------------------------------------- gallery

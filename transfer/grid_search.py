@@ -274,4 +274,5 @@ def run_grid(arguments: argparse.Namespace) -> None:
                     for (rate, decay), metric in metrics.items()
                 ],
             ),
+            Record.read(final.directory).results["computed_from"],
         )

@@ -86,16 +86,24 @@ class Inputs:
             with image_checks.naming_unusable(self.source, FileSource.paths):
                 yield lock
 
-    def write_results(self, labels: np.ndarray, scores: np.ndarray, results: dict) -> None:
-        """Writes predictions.npz and result.json to the output directory, and prints the results."""
+    def write_results(
+        self, labels: np.ndarray, scores: np.ndarray, results: dict, record: dict | None = None
+    ) -> None:
+        """Writes predictions.npz and result.json to the output directory, and prints the results.
+
+        `record` describes what `scores` are computed from (see `computed_from`), by default the
+        checkpoint.
+        """
         task, out = self.task, self.config.model_dir
         value = measures.measure(task.metric, labels, scores)
         storage.write_arrays(os.path.join(out, "predictions.npz"), labels=labels, logits=scores)
-        interval = ""
-        if task.metric == "top_1":  # The other metrics are not fractions of images.
-            interval = " [{:.4f}, {:.4f}]".format(*metrics.wilson_interval(value, len(labels)))
+        interval = (
+            " [{:.4f}, {:.4f}]".format(*metrics.wilson_interval(value, len(labels)))
+            if task.metric == "top_1"  # The other metrics are not fractions of images.
+            else ""
+        )
         path = os.path.join(out, "result.json")
-        record = computed_from.describe(
+        record = record or computed_from.describe(
             self.config.replace(train_split=task.trainval_split, eval_split=task.test),
             self.source,
             self.weights,

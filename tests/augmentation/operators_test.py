@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 import tensorflow as tf
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image, ImageEnhance, ImageOps
 
 import data_util
@@ -113,7 +113,7 @@ def test_uniform_images_are_unchanged(operator):
 @pytest.mark.parametrize("turns", range(5))
 def test_rot90_matches_numpy(turns):
     images = photographs(40, 40)
-    np.testing.assert_array_equal(
+    assert_array_equal(
         apply(operators.rot90, images, turns=turns),
         np.float32(np.rot90(images, turns, (1, 2)) / 255),
     )
@@ -254,7 +254,7 @@ def test_operators_treat_images_independently_and_accept_empty_batches(name):
         )
 
     both = run(images)
-    np.testing.assert_array_equal(both[1:], run(images[1:]))
+    assert_array_equal(both[1:], run(images[1:]))
     assert run(images[:0]).shape == (0, 16, 12, 3)
     graph = tf.function(
         lambda channels: list(

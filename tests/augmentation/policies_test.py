@@ -7,6 +7,7 @@ import pytest
 import scipy.ndimage
 import scipy.stats
 import tensorflow as tf
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image, ImageEnhance, ImageOps
 
 import config as config_lib
@@ -95,7 +96,7 @@ def test_blur_with_per_image_sigma_matches_scipy(image, radius):
         expected = scipy.ndimage.gaussian_filter(
             image / 255, sigma, axes=(0, 1), radius=radius, mode="constant"
         )
-        np.testing.assert_allclose(result, expected, atol=1e-5)
+        assert_allclose(result, expected, atol=1e-5)
     assert sigmas.min() < 0.3 and sigmas.max() > 1.8
 
 
@@ -103,7 +104,7 @@ def test_motion_blur_preserves_the_mean_and_has_uniformly_distributed_directions
     point = np.zeros([31, 31, 3], np.uint8)
     point[15, 15] = 255
     results = apply(operators.random_motion_blur, point, fraction=0.3)[..., 0]
-    np.testing.assert_allclose(results.sum((1, 2)), 1, atol=1e-5)
+    assert_allclose(results.sum((1, 2)), 1, atol=1e-5)
     y, x = np.mgrid[-15:16, -15:16]
     angles = np.rad2deg(
         0.5 * np.arctan2(-2 * (results * x * y).sum((1, 2)), (results * (x**2 - y**2)).sum((1, 2)))
@@ -124,7 +125,7 @@ def test_random_resized_crop_crops_all_images_and_flips_half_of_them():
     whole = apply(
         operators.random_resized_crop, ramp, count=3, area_range=(1.0, 1.0), flip_probability=0.0
     )
-    np.testing.assert_allclose(whole, np.stack([ramp / 255] * 3), atol=1e-6)
+    assert_allclose(whole, np.stack([ramp / 255] * 3), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ def test_policies_give_the_same_views_in_eager_mode_in_tf_data_and_in_batches(na
         )
 
     piped = np.stack(list(tf.data.Dataset.range(6).map(function, 2).as_numpy_iterator()))
-    np.testing.assert_allclose(piped, eager, atol=1e-5)
+    assert_allclose(piped, eager, atol=1e-5)
     seeds = tf.stack([tf.range(6, dtype=tf.int64), tf.fill([6], tf.constant(9, tf.int64))], 1)
     windows = [data_util.random_window(images[0].shape, seed, policy.area_range) for seed in seeds]
     crops = tf.stack(
@@ -264,7 +265,7 @@ def test_policies_give_the_same_views_in_eager_mode_in_tf_data_and_in_batches(na
         ]
     )
     batch = data_util.apply_operators(crops, policy, seeds)
-    np.testing.assert_allclose(batch, eager, atol=1e-5)
+    assert_allclose(batch, eager, atol=1e-5)
     assert name == "identity" or np.abs(eager - np.clip(crops, 0, 1)).max() > 0.05
 
 
@@ -278,13 +279,13 @@ def make_views(**settings):
 
 def test_branches_share_the_crop_and_apply_only_their_own_operators():
     _, (left, right) = make_views(augment_left="", augment_right="")
-    np.testing.assert_array_equal(left, right)
+    assert_array_equal(left, right)
     _, (sobel, crop) = make_views(augment_left="sobel")
-    np.testing.assert_array_equal(crop, right)
+    assert_array_equal(crop, right)
     expected = data_util.from_channels(operators.sobel(data_util.to_channels(tf.constant(right))))
-    np.testing.assert_allclose(sobel, expected, atol=1e-6)
+    assert_allclose(sobel, expected, atol=1e-6)
     _, (crop, rotated) = make_views(augment_right="rotate,noise")
-    np.testing.assert_array_equal(crop, right)
+    assert_array_equal(crop, right)
     assert np.abs(rotated - right).max() > 0.2
 
 

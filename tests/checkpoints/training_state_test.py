@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from numpy.testing import assert_array_equal
 
 import model as model_lib
 from checkpoints import restoring
@@ -63,7 +64,7 @@ def test_resume_restores_weights_slots_and_step(optimizer, tmp_path):
         resumed.model.variables + resumed.optimizer.variables(),
         state.model.variables + state.optimizer.variables(),
     ):
-        np.testing.assert_array_equal(ours, theirs, err_msg=ours.name)
+        assert_array_equal(ours, theirs, err_msg=ours.name)
 
 
 def test_slot_keys_match_the_original(tmp_path):
@@ -105,7 +106,7 @@ def test_warm_start_accepts_directories_and_prefixes(tmp_path):
         count = len(model.variables)
         assert lines[0] == f"loaded {count} of {count} variables from {prefix} (TF2 checkpoint)"
         for ours, theirs in zip(model.variables, state.model.variables):
-            np.testing.assert_array_equal(ours, theirs)
+            assert_array_equal(ours, theirs)
 
 
 def test_warm_start_skips_mismatched_heads(tmp_path):
@@ -116,8 +117,8 @@ def test_warm_start_skips_mismatched_heads(tmp_path):
     loaded = restoring.warm_start(model, state.save())
     assert "has shape [512, 4] instead of [512, 7]" in loaded.not_loaded["linear head"]
     assert "projection head" in loaded.not_loaded
-    np.testing.assert_array_equal(model.supervised_head.linear_layer.dense.kernel, fresh_head)
-    np.testing.assert_array_equal(
+    assert_array_equal(model.supervised_head.linear_layer.dense.kernel, fresh_head)
+    assert_array_equal(
         model.resnet_model.initial_conv_relu_max_pool[0].conv2d.kernel,
         state.model.resnet_model.initial_conv_relu_max_pool[0].conv2d.kernel,
     )

@@ -1,6 +1,5 @@
 """SavedModels: contents, use by clients, and command-line export and inference."""
 
-import json
 import os
 import pathlib
 import re
@@ -17,6 +16,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_hub
 import tf_keras as keras
+from numpy.testing import assert_allclose, assert_array_equal, assert_equal
 from pyarrow import parquet
 from tensorflow.core.protobuf import saved_model_pb2
 
@@ -29,7 +29,7 @@ from inference import cli as inference_cli
 from inference import embedding, endpoints, prediction, writers
 from runtime import signals, storage
 from runtime.errors import STOPPED_STATUS, Stopped
-from support import SMALL, golden, networks, no_space, processes
+from support import SMALL, golden, networks, no_space, processes, read_json, write_json
 from support.errors import rejects
 
 TINY = dict(SMALL, weight_decay=1e-4)
@@ -59,7 +59,7 @@ def test_saved_model_outputs_and_call_signatures_match_the_original(network, exp
     ):
         assert set(outputs) == OUTPUTS
         for name in OUTPUTS:
-            np.testing.assert_allclose(outputs[name], expected[name], rtol=1e-5, atol=1e-6)
+            assert_allclose(outputs[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
 def test_trainable_variables_list_contains_the_trained_variables_as_in_the_original(
@@ -68,7 +68,7 @@ def test_trainable_variables_list_contains_the_trained_variables_as_in_the_origi
     variables = exported.trainable_variables_list
     assert len(variables) == len(network.trainable_variables) > 20
     for variable, expected in zip(variables, network.trainable_variables):
-        np.testing.assert_array_equal(variable, expected)
+        assert_array_equal(variable, expected)
 
 
 def test_serving_uint8_accepts_images_of_any_size(exported):
@@ -77,7 +77,7 @@ def test_serving_uint8_accepts_images_of_any_size(exported):
     )
     outputs = exported.signatures["serving_uint8"](inputs=images)
     square = tf.image.resize(tf.cast(images[:, :, 5:25], tf.float32) / 255, [8, 8], "bicubic")
-    np.testing.assert_allclose(
+    assert_allclose(
         outputs["final_avg_pool"],
         exported(tf.clip_by_value(square, 0, 1))["final_avg_pool"],
         rtol=1e-4,
@@ -158,7 +158,7 @@ def test_saved_model_can_be_fine_tuned_in_hub_keras_layer(saved_model):
     after = statistics()
     assert len(after) > 20 and all((new != old).any() for new, old in zip(after[:2], before))
     layer(IMAGES, training=False)
-    np.testing.assert_equal(statistics(), after)
+    assert_equal(statistics(), after)
 
 
 def test_saved_model_contains_only_operations_with_their_usual_gradients(saved_model):
@@ -322,13 +322,13 @@ def run_dir(network, tmp_path_factory):
     tf.train.Checkpoint(model=network, global_step=tf.Variable(4, dtype=tf.int64)).write(
         str(directory / "ckpt-4")
     )
-    (directory / "flags.json").write_text(json.dumps(TINY))
-    (directory / "classes.json").write_text(json.dumps(CLASSES))
+    write_json(directory / "flags.json", TINY)
+    write_json(directory / "classes.json", CLASSES)
     weights = weight_files.open_weights(str(directory / "ckpt-4")).digest()
     record = dict(weights=weights, dataset="digits", eval_split="test", examples=360)
     record.update(trained_examples=9, train_split="train", label_fraction=1.0)
-    (directory / "result_4.json").write_text(
-        json.dumps({"eval/label_top_1_accuracy": 0.51234, "computed_from": record})
+    write_json(
+        directory / "result_4.json", {"eval/label_top_1_accuracy": 0.51234, "computed_from": record}
     )
     return directory
 
@@ -415,7 +415,7 @@ def test_archive_contains_the_saved_model_and_is_described_by_its_model_card(
 def test_paths_of_data_and_weights_are_not_published(checkpoint, tmp_path):
     paths = dict(dataset="folder:/home/me/photos", checkpoint="/home/me/runs/ckpt-5")
     settings = dict(TINY, **paths, train_mode="finetune")
-    (tmp_path / "flags.json").write_text(json.dumps(settings))
+    write_json(tmp_path / "flags.json", settings)
     archive = tmp_path / "new.tar.gz"
     cli.main(
         [f"--checkpoint={checkpoint}", f"--export_dir={tmp_path / 'new'}", f"--archive={archive}"]
@@ -431,10 +431,10 @@ def test_paths_of_data_and_weights_are_not_published(checkpoint, tmp_path):
 
 def test_results_of_other_weights_are_not_exported(run_dir, checkpoint, tmp_path):
     assert inspection.inspect_checkpoint(str(run_dir)).results
-    results = json.loads((run_dir / "result_4.json").read_text())
+    results = read_json(run_dir / "result_4.json")
     others = ({**results, "computed_from": {"weights": "0" * 64}}, {"eval/label_top_1_accuracy": 1})
     for content in others:
-        (tmp_path / "result_4.json").write_text(json.dumps(content))
+        write_json(tmp_path / "result_4.json", content)
         assert inspection.inspect_checkpoint(checkpoint).results is None
 
 
@@ -456,15 +456,13 @@ def test_checkpoint_without_run_files_is_exported_without_training_settings(chec
     card = (tmp_path / "missing/folder/new.md").read_text()
     assert "\n## Training\n\nNot recorded.\n\n## Results" in card
     description = weight_files.read_description(str(tmp_path / "new"))
-    assert description["class_names"] == [f"class {index}" for index in range(10)]
+    assert "class_names" not in description and ", training not recorded\n" in card
     assert description["image_size"] == 16
 
 
 def test_network_is_inferred_from_the_tensors_and_not_from_recorded_settings(checkpoint, tmp_path):
-    (tmp_path / "flags.json").write_text(
-        json.dumps({**TINY, "resnet_depth": 34, "dataset": "digits"})
-    )
-    (tmp_path / "classes.json").write_text(json.dumps(["two", "classes"]))
+    write_json(tmp_path / "flags.json", {**TINY, "resnet_depth": 34, "dataset": "digits"})
+    write_json(tmp_path / "classes.json", ["two", "classes"])
     info = inspection.inspect_checkpoint(checkpoint)
     assert (info.config.resnet_depth, info.config.dataset) == (10, "digits")
     assert len(info.class_names) == 10
@@ -516,7 +514,7 @@ def test_embed_writes_one_vector_per_image(
     assert columns == {"file": FILES}
     assert names == ([f"v{index}" for index in range(16)] if suffix == "csv" else None)
     expected = naive_vectors(exported, photos, FILES, output)
-    np.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-5)
+    assert_allclose(vectors, expected, rtol=1e-4, atol=1e-5)
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
@@ -532,7 +530,7 @@ def test_embedded_vectors_do_not_depend_on_batch_boundaries(saved_model, photos)
         assert list(map(len, readable)) == counts
         assert list(unreadable) == [str(photos / "broken.jpg")]
         results.append(np.concatenate(vectors))
-    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
+    assert_allclose(*results, rtol=1e-5, atol=1e-6)
 
 
 def test_embed_accepts_runs_and_pytorch_files(saved_model, run_dir, photos, tmp_path):
@@ -542,7 +540,7 @@ def test_embed_accepts_runs_and_pytorch_files(saved_model, run_dir, photos, tmp_
     for model in (saved_model, str(run_dir), torch):
         embedding.embed(model, [str(photos / "a.jpg")], out := f"{tmp_path}/{len(vectors)}.npz")
         vectors.append(np.load(out)["vectors"])
-    np.testing.assert_allclose(vectors[1:], vectors[:1] * 2, rtol=1e-5, atol=1e-6)
+    assert_allclose(vectors[1:], vectors[:1] * 2, rtol=1e-5, atol=1e-6)
 
 
 def test_predict_prints_the_most_probable_classes(saved_model, exported, photos, capsys):
@@ -568,7 +566,7 @@ def test_predict_writes_the_probabilities_of_all_images_in_a_folder(
     columns, probabilities, names = read_output(out, "probabilities")
     logits = naive_vectors(exported, photos, FILES, "logits_sup")
     expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    np.testing.assert_allclose(probabilities, expected, rtol=1e-4)
+    assert_allclose(probabilities, expected, rtol=1e-4)
     classes = [CLASSES[index] for index in expected.argmax(-1)]
     assert columns == {"file": FILES, "class": classes} and names == CLASSES
 
@@ -610,7 +608,7 @@ def test_embed_uses_the_center_crop_of_the_network(tmp_path, monkeypatch):
     embedding.embed("model", [str(tmp_path / "a.png")], str(tmp_path / "v.npz"))
     cropped = data_util.preprocess_for_eval(pixels / np.float32(255), 40, True)
     vectors = np.load(tmp_path / "v.npz")["vectors"]
-    np.testing.assert_allclose(vectors.reshape(40, 40, 3), cropped, atol=1e-6)
+    assert_allclose(vectors.reshape(40, 40, 3), cropped, atol=1e-6)
 
 
 HOSTILE_CLASSES = ["<script>alert(1)</script>", "`a` | b", "two\nlines", "\x1b[31mred", "[link](x)"]
@@ -648,9 +646,11 @@ def test_model_card_escapes_markup_in_names(tmp_path):
 
 
 def test_networks_whose_evaluation_used_few_labels_can_be_loaded(checkpoint, tmp_path):
-    flags = dict(train_mode="pretrain", label_fraction=0.1, label_seed=3)
-    (tmp_path / "flags.json").write_text(json.dumps(TINY | flags))
-    assert inspection.inspect_checkpoint(checkpoint).config.pretraining
+    distillation = dict(train_mode="distill", teacher="x", distill_alpha=0.5)
+    for settings, expected in ((dict(train_mode="pretrain"), 1), (distillation, 0.1)):
+        flags = dict(settings, label_fraction=0.1, label_seed=3)
+        write_json(tmp_path / "flags.json", TINY | flags)
+        assert inspection.inspect_checkpoint(checkpoint).config.label_fraction == expected
 
 
 def test_malformed_description_is_rejected(tmp_path):
@@ -668,7 +668,7 @@ def test_malformed_description_is_rejected(tmp_path):
     ],
 )
 def test_flags_json_with_invalid_values_is_rejected(flags, problem, checkpoint, tmp_path):
-    (tmp_path / "flags.json").write_text(json.dumps(TINY | flags))
+    write_json(tmp_path / "flags.json", TINY | flags)
     with rejects(problem):
         inspection.inspect_checkpoint(checkpoint)
 

@@ -10,6 +10,7 @@ import pytest
 import safetensors
 import sklearn.datasets
 import tensorflow as tf
+from numpy.testing import assert_allclose, assert_array_equal
 from safetensors.numpy import load_file, save_file
 
 import model as model_lib
@@ -17,7 +18,7 @@ import resnet
 from checkpoints import inspection, restoring, summary, torch_names, weight_files
 from config import Config
 from export import cli
-from support import ROOT, golden, no_space, processes, runs
+from support import ROOT, golden, no_space, processes, runs, write_json
 from support.errors import rejects
 
 CLASSES = ["a", "b|c", "d"]
@@ -31,8 +32,8 @@ def make_checkpoint(directory, **settings):
     tf.train.Checkpoint(model=model, global_step=tf.Variable(7, dtype=tf.int64)).write(
         str(directory / "ckpt-7")
     )
-    (directory / "flags.json").write_text(json.dumps(settings))
-    (directory / "classes.json").write_text(json.dumps(CLASSES))
+    write_json(directory / "flags.json", settings)
+    write_json(directory / "classes.json", CLASSES)
     return model, str(directory / "ckpt-7")
 
 
@@ -159,12 +160,12 @@ def test_exported_encoder_matches_a_resnet_in_numpy_and_can_be_imported(settings
     assert (info.step, info.class_names) == (7, None)
     for name in ("image_size", "resnet_depth", "width_multiplier", "stem_name"):
         assert getattr(info.config, name) == getattr(config, name)
-    np.testing.assert_allclose(
+    assert_allclose(
         loaded(images, training=False)["final_avg_pool"], expected, rtol=1e-5, atol=1e-6
     )
     variables = restoring.variables_by_key(model=model)
     for key, variable in restoring.variables_by_key(model=loaded).items():
-        np.testing.assert_array_equal(variable, variables[key], err_msg=key)
+        assert_array_equal(variable, variables[key], err_msg=key)
     table = summary.describe(path)
     assert "PyTorch weights" in table and f"--image_size={config.image_size}" in table
 
@@ -321,7 +322,7 @@ def test_evaluation_uses_the_network_stored_in_the_file(tmp_path):
 
 def test_stock_network_is_exported_for_pytorch(tmp_path):
     exported = load_file(export(save_stock(tmp_path, stock_tensors(10)), tmp_path))
-    np.testing.assert_array_equal(exported[f"{DOWNSAMPLE}0.weight"][:, :, 0, 0], np.eye(64))
+    assert_array_equal(exported[f"{DOWNSAMPLE}0.weight"][:, :, 0, 0], np.eye(64))
     assert "fc.weight" not in exported
 
 
@@ -382,9 +383,7 @@ def test_settings_of_other_runs_are_ignored_and_non_finite_weights_are_rejected(
 def test_half_precision_is_converted(tmp_path):
     tensors = {name: array.astype(np.float16) for name, array in stock_tensors(10).items()}
     model, _ = restoring.open_network(save_stock(tmp_path, tensors), {"image_size": 40})
-    np.testing.assert_array_equal(
-        model.supervised_head.linear_layer.dense.kernel, tensors["fc.weight"].T
-    )
+    assert_array_equal(model.supervised_head.linear_layer.dense.kernel, tensors["fc.weight"].T)
 
 
 # -------------------------------------------------------------------------------------------------------- PyTorch

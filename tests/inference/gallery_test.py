@@ -9,6 +9,8 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 from sklearn import model_selection
 from sklearn import neighbors as sklearn_neighbors
@@ -55,7 +57,7 @@ def centered(directory):
 
 def near_axes(labels, noise):
     """Returns a normalized vector for each label, which is close to the axis with this number."""
-    random = np.random.default_rng(0)
+    random = default_rng(0)
     return similarity.normalize(np.eye(8)[labels] + random.normal(0, noise, [len(labels), 8]))
 
 
@@ -70,7 +72,7 @@ def run_gallery(folder, vectors, out, *arguments):
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """Writes 40 smooth images, a copy of one of them in another format, and 3 noise images."""
-    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    folder, random = tmp_path_factory.mktemp("photos"), default_rng(0)
     for number in range(40):
         name = STRANGE_NAME if number == 7 else f"{number:02}.jpg"
         Image.fromarray(smooth_image(random)).save(folder / name, quality=95)
@@ -156,7 +158,7 @@ def test_queries_are_shown_with_their_nearest_neighbors(page):
     similarities = vectors @ vectors[all_names.index("12.jpg")]
     # Copies of an image have the same similarity up to rounding, so their order may vary.
     shown = [similarities[all_names.index(name)] for name in names[1:9]]
-    np.testing.assert_allclose(shown, np.sort(similarities)[::-1][1:9], atol=1e-6)
+    assert_allclose(shown, np.sort(similarities)[::-1][1:9], atol=1e-6)
 
 
 def test_flags_set_the_number_of_clusters_the_threshold_and_the_seed(
@@ -262,7 +264,7 @@ def labeled(tmp_path_factory):
 
     Two images of class a have vectors like those of class b.
     """
-    folder, random = tmp_path_factory.mktemp("labeled"), np.random.default_rng(1)
+    folder, random = tmp_path_factory.mktemp("labeled"), default_rng(1)
     for split, count in (("train", 12), ("test", 4)):
         write_images(folder, *(f"{split}/{c}/{i}.png" for c in "abc" for i in range(count)))
 
@@ -306,20 +308,20 @@ def test_leave_one_out_predictions_match_scikit_learn():
     classifier = sklearn_neighbors.KNeighborsClassifier(5, metric="cosine")
     cv = model_selection.LeaveOneOut()
     expected = model_selection.cross_val_predict(classifier, vectors, labels, cv=cv)
-    np.testing.assert_array_equal(analysis.predict_from_neighbors(indices, labels), expected)
+    assert_array_equal(analysis.predict_from_neighbors(indices, labels), expected)
 
 
 # -------------------------------------------------------------------------------------------------------- analysis
 
 
 def test_mean_similarity_is_the_mean_over_all_pairs_and_0_after_the_mean_is_subtracted():
-    vectors = np.random.default_rng(0).normal(1, 1, [300, 8]).astype(np.float32)
+    vectors = default_rng(0).normal(1, 1, [300, 8]).astype(np.float32)
     unit = similarity.normalize(vectors)
     raw = analysis.mean_similarity(unit)
     assert raw == pytest.approx((unit @ unit.T)[~np.eye(300, dtype=bool)].mean(), abs=1e-5)
     assert raw > 0.3 and abs(analysis.mean_similarity(similarity.center(vectors))) < 0.01
     # The mean of few vectors is not subtracted.
-    np.testing.assert_array_equal(similarity.center(vectors[:9]), unit[:9])
+    assert_array_equal(similarity.center(vectors[:9]), unit[:9])
 
 
 def test_clusters_are_sorted_by_size_and_typical_images_are_closest_to_the_center():
@@ -333,7 +335,7 @@ def test_clusters_are_sorted_by_size_and_typical_images_are_closest_to_the_cente
         distances = np.linalg.norm(
             vectors[members] - similarity.normalize(vectors[members].mean(0)[None]), axis=1
         )
-        np.testing.assert_array_equal(clusters.typical[number], members[np.argsort(distances)[:4]])
+        assert_array_equal(clusters.typical[number], members[np.argsort(distances)[:4]])
 
 
 def test_map_places_similar_vectors_next_to_each_other():
@@ -366,7 +368,7 @@ def test_thumbnails_have_the_right_brightness_and_are_not_enlarged(mode, suffix,
     Image.new("RGB", (20, 30), (128, 128, 128)).convert(mode).save(path)
     thumbnail = thumbnails.load_thumbnail(str(path), 96)
     assert thumbnail.mode == "RGB" and thumbnail.size == (20, 30)
-    np.testing.assert_allclose(np.asarray(thumbnail), 128, atol=2)
+    assert_allclose(np.asarray(thumbnail), 128, atol=2)
 
 
 def test_unreadable_files_have_no_thumbnail(tmp_path):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from inference import similarity
 
@@ -34,7 +35,7 @@ def naive(vectors, k):
 def test_normalized_vectors_have_unit_length_and_zero_vectors_are_kept():
     vectors = np.array([[3, 4], [0, 0], [1e30, 1e30], [1e-30, 0], [-5, 0]], np.float32)
     expected = [[0.6, 0.8], [0, 0], [0.5**0.5, 0.5**0.5], [1, 0], [-1, 0]]
-    np.testing.assert_allclose(similarity.normalize(vectors), expected, rtol=1e-6)
+    assert_allclose(similarity.normalize(vectors), expected, rtol=1e-6)
     assert vectors[0, 0] == 3  # The argument is not changed.
 
 
@@ -43,10 +44,10 @@ def test_search_matches_the_full_similarity_matrix(count, k):
     vectors = clustered(count, 8)
     found = similarity.search(vectors, k, 0.9)
     indices, similarities, pairs = naive(vectors, k)
-    np.testing.assert_array_equal(found.indices, indices)
-    np.testing.assert_allclose(found.similarities, similarities, atol=1e-6)
+    assert_array_equal(found.indices, indices)
+    assert_allclose(found.similarities, similarities, atol=1e-6)
     assert [tuple(pair) for pair in found.pairs] == [pair[:2] for pair in pairs]
-    np.testing.assert_allclose(found.pair_similarities, [pair[2] for pair in pairs], atol=1e-6)
+    assert_allclose(found.pair_similarities, [pair[2] for pair in pairs], atol=1e-6)
     assert found.num_pairs == sum(pair[2] >= 0.9 for pair in pairs)
 
 

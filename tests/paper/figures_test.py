@@ -11,6 +11,8 @@ import scipy.linalg
 import tensorflow as tf
 import threadpoolctl
 from matplotlib import container
+from numpy.testing import assert_allclose, assert_array_equal
+from pytest import approx
 from sklearn import datasets, manifold
 
 from paper import drawing, figures
@@ -98,14 +100,14 @@ def test_each_operator_is_plotted_with_three_random_samples(draw):
     assert [row[:2] for row in rows] == [[title, draw] for title in titles for draw in "012"]
     for title, draw_index, *statistics_of_image in rows:
         image = shown[title][int(draw_index)]
-        np.testing.assert_allclose(
+        assert_allclose(
             np.array(statistics_of_image, float), [*image.mean((0, 1)), image.std()], atol=1e-4
         )
     # The default image is the 427 x 640 photograph flower.jpg.
     photograph = datasets.load_sample_image("flower.jpg")[:, 107:534] / 255
     original = np.clip(tf.image.resize(photograph, [160, 160], tf.image.ResizeMethod.BICUBIC), 0, 1)
     for image in shown["original"]:
-        np.testing.assert_allclose(image, original, atol=1e-5)
+        assert_allclose(image, original, atol=1e-5)
 
 
 def test_histograms_count_every_pixel_value(draw, write_image):
@@ -118,8 +120,8 @@ def test_histograms_count_every_pixel_value(draw, write_image):
     assert (counts[1, 0, :, 0] == 160 * 160 * 3).all() and counts[1, 1, :, 2:].any()
     for axis, expected in zip(axes, counts.reshape(16, 32), strict=True):
         values, edges, _ = axis.patches[0].get_data()
-        np.testing.assert_allclose(values, expected / (160 * 160 * 3))
-        np.testing.assert_allclose(edges, np.arange(33) / 32)
+        assert_allclose(values, expected / (160 * 160 * 3))
+        assert_allclose(edges, np.arange(33) / 32)
 
 
 def test_color_jitter_shifts_the_brightness_of_a_black_image_as_in_the_paper(
@@ -148,9 +150,9 @@ def test_views_figure_shows_two_views_of_up_to_eight_images(split, count, draw):
     expected = [(column, view) for view in range(2) for column in range(count)]
     for (column, view), row, axis in zip(expected, rows, axes, strict=True):
         image = images[column]
-        np.testing.assert_allclose(axis.images[0].get_array(), image, atol=1e-6)
+        assert_allclose(axis.images[0].get_array(), image, atol=1e-6)
         values = [column, view, image.mean(), image.std()]
-        assert [float(value) for value in row] == pytest.approx(values, abs=1e-4)
+        assert [float(value) for value in row] == approx(values, abs=1e-4)
 
 
 def test_views_figure_shows_augmented_views(draw):
@@ -166,11 +168,11 @@ def test_eigenvalues_match_scipy(draw, network):
     kernel = model._projection_head.linear_layers[0].dense.kernel.numpy()
     expected = np.sort(scipy.linalg.eig(np.float64(kernel), right=False).real ** 2)[::-1]
     values = np.array([float(row[1]) for row in rows])
-    np.testing.assert_allclose(values[:200], expected[:200], rtol=1e-3)
+    assert_allclose(values[:200], expected[:200], rtol=1e-3)
     for axis, scale in zip(axes, ("linear", "log"), strict=True):
         ((index, plotted),) = (line.get_data() for line in axis.lines)
-        np.testing.assert_array_equal(index, np.arange(1, 513))
-        np.testing.assert_allclose(plotted[:200], expected[:200], rtol=1e-3)
+        assert_array_equal(index, np.arange(1, 513))
+        assert_allclose(plotted[:200], expected[:200], rtol=1e-3)
         assert axis.get_yscale() == scale
 
 
@@ -188,7 +190,7 @@ def test_tsne_plots_every_example_of_the_split(draw, network):
     all_points = np.split(np.array([row[1:] for row in rows], float), 2, axis=1)
     for axis, points, name in zip(axes, all_points, ("final_avg_pool", "proj_head_output")):
         for digit, plotted in points_of(axis).items():
-            np.testing.assert_allclose(plotted, points[labels == digit], atol=1e-3)
+            assert_allclose(plotted, points[labels == digit], atol=1e-3)
         # Neighbors in the figure are also neighbors in the feature space. For random points, the
         # value is about 0.5. On some processors, it is only 0.7 for these features.
         assert manifold.trustworthiness(outputs[name].numpy(), points) > 0.6
@@ -199,9 +201,7 @@ def test_pairs_figure_is_plotted_from_a_csv_file(draw, table):
     rows, (axis,) = draw("pairs", table("first,second,accuracy", *lines))
     assert rows == [line.split(",") for line in lines]
     # The last column contains the row means.
-    np.testing.assert_allclose(
-        axis.images[0].get_array().filled(np.nan), [[30, 55, 42.5], [50, np.nan, 50]]
-    )
+    assert_allclose(axis.images[0].get_array().filled(np.nan), [[30, 55, 42.5], [50, np.nan, 50]])
     assert [text.get_text() for text in axis.texts] == ["30.0", "55.0", "42.5", "50.0", "", "50.0"]
     assert [label.get_text() for label in axis.get_xticklabels()] == ["crop", "color", "average"]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["crop", "color"]
@@ -233,8 +233,8 @@ def test_heads_figure_shows_both_representations_of_the_same_runs(draw, table):
     deviation = 100 * statistics.stdev([0.5, 0.6])
     assert bars.keys() == {"no head, h", "linear head, h", "linear head, g(h)"}
     assert bars["no head, h"]["no head"] == (40, nan)
-    assert bars["linear head, h"]["32"] == pytest.approx((55, deviation))
-    assert bars["linear head, g(h)"]["32"] == pytest.approx((35, deviation))
+    assert bars["linear head, h"]["32"] == approx((55, deviation))
+    assert bars["linear head, g(h)"]["32"] == approx((35, deviation))
     assert bars["linear head, g(h)"]["128"] == (20, nan)
 
 
@@ -243,8 +243,8 @@ def test_fine_tuning_figure_has_one_marker_per_network_and_fraction_of_the_label
     csv_flag = table("start,labels,accuracy before,accuracy", *lines)
     _, (axis,) = draw("fine_tuning", csv_flag)
     points = points_of(axis)
-    np.testing.assert_allclose(points["1 %"], [[45, 35], [55, 50]])
-    np.testing.assert_allclose(points["10 %"], [[45, 60]])
+    assert_allclose(points["1 %"], [[45, 35], [55, 50]])
+    assert_allclose(points["10 %"], [[45, 60]])
     assert axis.get_xscale() == "linear" and "linear evaluation" in axis.get_xlabel()
 
 
@@ -257,9 +257,9 @@ def test_race_has_one_line_per_run_and_panel(draw, table):
     ]
     _, axes = draw("race", table("run,program,minutes,accuracy,nearest neighbors", *lines))
     drawn = [{line.get_label(): line.get_xydata() for line in axis.lines} for axis in axes]
-    np.testing.assert_allclose(drawn[0]["simclr"], [[5, 40], [10, 50]])
-    np.testing.assert_allclose(drawn[1]["simclr"], [[5, 30], [10, 35]])
-    np.testing.assert_allclose(drawn[1]["lightly"], [[6, 20]])
+    assert_allclose(drawn[0]["simclr"], [[5, 40], [10, 50]])
+    assert_allclose(drawn[1]["simclr"], [[5, 30], [10, 35]])
+    assert_allclose(drawn[1]["lightly"], [[6, 20]])
 
 
 def test_top_5_accuracy_is_plotted_with_separate_bars_for_each_learning_rate_scaling(draw, table):
@@ -279,7 +279,7 @@ def test_bars_show_means_and_standard_deviations(draw, table):
     csv_flag = table("epochs,batch_size,learning_rate,accuracy", *lines)
     _, (axis,) = draw("batches", csv_flag, "--average=learning_rate")
     bars = bars_of(axis)["batch 8"]
-    assert bars["1"] == pytest.approx((65, 100 * statistics.stdev([0.5, 0.6, 0.85])))
+    assert bars["1"] == approx((65, 100 * statistics.stdev([0.5, 0.6, 0.85])))
     assert bars["2"] == (70, np.nan)
 
 
@@ -295,7 +295,7 @@ def test_means_and_standard_deviations_over_seeds_are_plotted(figure, columns, r
     lines = [f"1,{rows[0]},0.5", f"2,{rows[0]},0.6", f"1,{rows[1]},0.7"]
     first, second = draw(figure, table(f"seed,{columns},accuracy", *lines))[0]
     deviation = statistics.stdev([0.5, 0.6])
-    assert [float(value) for value in first[-3:]] == pytest.approx([0.55, deviation, 2])
+    assert [float(value) for value in first[-3:]] == approx([0.55, deviation, 2])
     assert second[-3:] == ["0.7", "", "1"]
 
 
@@ -311,8 +311,8 @@ def test_temperatures_figure_averages_runs_with_the_same_training_length(draw, t
     first, second = (statistics.stdev(values) for values in ([0.8, 0.84], [0.9, 0.88]))
     assert [axis.get_title() for axis in axes] == ["up to 300", "more than 300"]
     short, long = map(bars_of, axes)
-    assert short["temperature 0.1"]["256"] == pytest.approx((82, 100 * first))
-    assert short["temperature 0.5"]["256"] == pytest.approx((89, 100 * second))
+    assert short["temperature 0.1"]["256"] == approx((82, 100 * first))
+    assert short["temperature 0.5"]["256"] == approx((89, 100 * second))
     assert long == {"temperature 0.1": {"256": (91, np.nan)}}
 
 
@@ -338,21 +338,18 @@ PAPER_METHODS = {
 def test_methods_figure_shows_the_results_of_the_paper_and_of_our_runs(draw, table):
     rows, (axis,) = draw("methods")
     assert {
-        name: (float(size), pytest.approx(100 * float(accuracy)))
-        for name, size, _, accuracy in rows
+        name: (float(size), approx(100 * float(accuracy))) for name, size, _, accuracy in rows
     } == PAPER_METHODS
-    np.testing.assert_allclose(
-        points_of(axis)["SimCLR, paper"], [(24, 69.3), (94, 74.2), (375, 76.5)]
-    )
+    assert_allclose(points_of(axis)["SimCLR, paper"], [(24, 69.3), (94, 74.2), (375, 76.5)])
     labels = {text.get_text(): text.xy for text in axis.texts}
     assert labels == {
-        name.replace("ResNet-", "R"): pytest.approx(point) for name, point in PAPER_METHODS.items()
+        name.replace("ResNet-", "R"): approx(point) for name, point in PAPER_METHODS.items()
     }
     header = "network,million parameters,accuracy,group"
     (*paper, ours), (axis,) = draw("methods", table(header, "ResNet-50 (1x),24,0.69,SimCLR"))
     assert [row[0] for row in paper] == [*PAPER_METHODS]
     assert ours == ["ResNet-50 (1x)", "24", "SimCLR, ours", "0.69"]
-    np.testing.assert_allclose(points_of(axis)["SimCLR, ours"], [(24, 69)])
+    assert_allclose(points_of(axis)["SimCLR, ours"], [(24, 69)])
 
 
 @pytest.mark.parametrize(

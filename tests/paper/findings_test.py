@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from pytest import approx
 from scipy import stats
 
 from paper import findings, studies
@@ -35,12 +36,10 @@ def test_intervals_equal_those_of_a_linear_model_with_dummy_variables(higher, lo
     variance = squares / freedom
     error = np.sqrt(variance * contrast @ np.linalg.inv(design.T @ design) @ contrast)
     fit = findings.fit(values, (*higher, *lower))
-    assert fit.degrees_of_freedom == freedom and fit.deviation == pytest.approx(np.sqrt(variance))
+    assert fit.degrees_of_freedom == freedom and fit.deviation == approx(np.sqrt(variance))
     projections = values.set_axis(values.index + ", g(h)")  # with the same noise as h
-    assert fit.deviation == pytest.approx(
-        findings.fit(pd.concat([values, projections]), higher).deviation
-    )
-    assert fit.compare(higher, lower) == pytest.approx(
+    assert fit.deviation == approx(findings.fit(pd.concat([values, projections]), higher).deviation)
+    assert fit.compare(higher, lower) == approx(
         (contrast @ solution, stats.t.ppf(0.975, freedom) * error)
     )
 
@@ -143,7 +142,7 @@ def rows(results, **columns):
 def test_findings_without_intervals_state_the_reason(accuracies, expected, difference):
     (entry,) = findings.compare("flip", rows(accuracies), "small")
     assert (entry.verdict, entry.low) == (expected, None)
-    assert entry.difference == (difference and pytest.approx(difference))
+    assert entry.difference == (difference and approx(difference))
 
 
 def test_unfinished_seeds_of_other_runs_do_not_affect_a_finding():
@@ -155,34 +154,41 @@ def test_unfinished_seeds_of_other_runs_do_not_affect_a_finding():
     }
     entry = entries["strength 1 is better than 1/8"]
     interval = stats.ttest_rel(*accuracies.values()).confidence_interval()
-    assert (entry.low, entry.high) == pytest.approx((100 * interval.low, 100 * interval.high))
+    assert (entry.low, entry.high) == approx((100 * interval.low, 100 * interval.high))
     assert entries["strength 1/2 is better than 1/8"].verdict == "one seed"
     assert entries["blur helps at strength 1"].verdict == "diverged"
     # The noise is estimated from all runs that have the seeds of the compared runs.
     fit = entries["color distortion of strength 1 is better than AutoAugment"].fit
     assert (fit.num_seeds, fit.degrees_of_freedom) == (2, 2)
-    assert fit.means.to_dict() == pytest.approx({"1": 45.5, "1/8": 43.5, "AutoAugment": 42.5})
+    assert fit.means.to_dict() == approx({"1": 45.5, "1/8": 43.5, "AutoAugment": 42.5})
 
 
 def test_results_on_g_of_h_are_compared_with_those_on_h_of_the_same_runs():
     on_h = {"nonlinear 32": [0.451, 0.452, 0.453], "nonlinear 128": [0.451, 0.452, 0.453]}
     on_g = {"nonlinear 32": [0.401, 0.4052, 0.403], "nonlinear 128": [0.401, 0.4148, 0.403]}
     heads = rows(on_h, **{"logistic regression on g(h)": on_g})
-    (entry,) = (
+    # At the paper's scale, g(h) is evaluated in separate runs.
+    separate = rows(on_h | {f"{run}, g(h)": values for run, values in on_g.items()})
+    entry, other = (
         entry
-        for entry in findings.compare("heads", heads, "small")
+        for table, scale in ((heads, "small"), (separate, "paper"))
+        for entry in findings.compare("heads", table, scale)
         if "h is better" in entry.finding.text
     )
+    assert other.difference == entry.difference and other.fit.degrees_of_freedom == 3 * 2
     difference = 100 * (np.mean([*on_h.values()]) - np.mean([*on_g.values()]))
     # Two networks with three seeds; h and g(h) are of the same network.
-    assert entry.difference == pytest.approx(difference) and entry.fit.degrees_of_freedom == 1 * 2
-    probes = rows({"rotation": [0.4]}, h={"rotation": [0.7]}, **{"g(h)": {"rotation": [0.3]}})
+    assert entry.difference == approx(difference) and entry.fit.degrees_of_freedom == 1 * 2
+    probes = rows(
+        {"rotation": [0.4] * 2}, h={"rotation": [0.7] * 2}, **{"g(h)": {"rotation": [0.3] * 2}}
+    )
     (entry,) = (
         entry
         for entry in findings.compare("probes", probes, "small")
         if entry.difference is not None
     )
-    assert entry.difference == pytest.approx(40) and "rotation" in entry.finding.text
+    assert entry.difference == approx(40) and "rotation" in entry.finding.text
+    assert entry.verdict == "one network"
 
 
 def test_findings_without_runs_at_a_scale_are_omitted():
@@ -200,13 +206,13 @@ def test_a_difference_between_gaps_matches_the_paired_t_test():
     large = {"supervised ResNet-10 (2x)": [0.55, 0.56, 0.57], "ResNet-10 (2x)": [0.5, 0.505, 0.5]}
     entries = findings.compare("networks", rows(small | large), "small")
     (entry,) = (entry for entry in entries if entry.finding.compares_gaps)
-    assert entry.difference == pytest.approx(np.mean([8, 9, 9.5]) - np.mean([5, 5.5, 7]))
+    assert entry.difference == approx(np.mean([8, 9, 9.5]) - np.mean([5, 5.5, 7]))
     # Of the three contrasts that the model of four runs leaves, the noise is estimated from all.
     values = 100 * np.array([*small.values(), *large.values()])
     residuals = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
     error = np.sqrt((residuals**2).sum() / 6 * 4 / 3)
     half_width = stats.t(6).interval(0.95)[1] * error
-    assert entry.high - entry.difference == pytest.approx(half_width)
+    assert entry.high - entry.difference == approx(half_width)
 
 
 def test_holm_correction_stops_at_the_first_difference_that_is_not_significant():
@@ -232,4 +238,4 @@ def test_metrics_are_modeled_separately():
     contrastive = {run: [0.2 + 0.05 * (run in finding.higher)] * 2 for run in accuracies}
     given = rows(accuracies, **{"contrastive accuracy": contrastive})
     entry = findings.compare("temperature", given, "small")[-1]
-    assert (entry.low, entry.high) == pytest.approx((5, 5))
+    assert (entry.low, entry.high) == approx((5, 5))

@@ -1,7 +1,5 @@
 """Probes for Table 3: transformed images and their classes, accuracies, memory, and command-line errors."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +7,7 @@ import tensorflow as tf
 import data_util
 from augmentation import operators
 from paper import common, probes, transformation_probes
+from support import read_json, write_json
 from support.errors import rejects
 from support.images import photographs, write_images
 
@@ -47,7 +46,7 @@ def test_probes_can_be_run_from_the_command_line(tmp_path, write_network, capsys
     for variable in network._projection_head.trainable_variables:
         variable.assign(tf.zeros_like(variable))
     tf.train.Checkpoint(model=network).write(path)
-    (tmp_path / "flags.json").write_text(json.dumps({"image_size": 8}))
+    write_json(tmp_path / "flags.json", {"image_size": 8})
     assert common.load(path, "digits", "")[1].image_size == 8
     probes.main(
         [
@@ -59,7 +58,7 @@ def test_probes_can_be_run_from_the_command_line(tmp_path, write_network, capsys
             f"--out={tmp_path / 'out.json'}",
         ]
     )
-    printed, results = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())
+    printed, results = capsys.readouterr().out, read_json(tmp_path / "out.json")
     assert set(results) == {"sobel", "checksum"} and results["sobel"]["majority_baseline"] == 0.5
     # Even random features separate Sobel-filtered images from digits.
     assert results["sobel"]["h"] > 0.8

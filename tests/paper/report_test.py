@@ -8,6 +8,7 @@ import xml.etree.ElementTree
 
 import numpy as np
 import pytest
+from pytest import approx
 
 from checkpoints.records import Record
 from paper import report, runner, studies, tables
@@ -84,8 +85,8 @@ def test_correlations_of_accuracies_averaged_over_seeds_match_numpy(tmp_path):
     results = results_lib.correlations(rows).set_index("labels")
     for labels, pairs in points.items():
         pearson = np.corrcoef(np.transpose(pairs))[0, 1]
-        assert results.loc[labels, "pearson"] == pytest.approx(pearson)
-    assert results.loc["1 %", "spearman"] == pytest.approx(1.0)
+        assert results.loc[labels, "pearson"] == approx(pearson)
+    assert results.loc["1 %", "spearman"] == approx(1.0)
     assert (
         "Correlation of linear evaluation with fine-tuning on 1 % of the labels (Appendix B.7): "
         f"Pearson {results.loc['1 %', 'pearson']:.2f}, Spearman 1.00, 3 points."
@@ -141,7 +142,7 @@ def test_changes_from_the_baseline_run_are_compared_with_those_in_the_paper(tmp_
     """Uses the paper's accuracies: 59.6 for run 1/8, 62.6 for 1/2, 63.2 for 1, and 64.5 for 1 + blur."""
     finish_seeds(tmp_path, "color", {"1/8": [0.40], "1/2": [0.45], "1": [0.44], "1 + blur": [0.45]})
     rows = rows_of(tmp_path, "color").set_index("run")
-    assert rows["change"].to_dict() == pytest.approx(
+    assert rows["change"].to_dict() == approx(
         {"1/8": -4.0, "1/2": 1.0, "1": np.nan, "1 + blur": 1.0}, nan_ok=True
     )
     lines = lines_of(tmp_path, "color")
@@ -176,7 +177,7 @@ def test_means_and_standard_deviations_over_seeds_are_shown(tmp_path):
     )
     rows = rows_of(tmp_path, "color")
     changes = rows.pivot(index="run", columns="seed", values="change").loc["1/8"]
-    assert list(changes) == pytest.approx([-4, -1, -4])
+    assert list(changes) == approx([-4, -1, -4])
     lines = lines_of(tmp_path, "color")
     assert (
         "omitted: seeds = 3; contrastive accuracy = 20.0; minutes = 1.5. Each value is a mean over"
@@ -328,8 +329,8 @@ def test_runs_with_different_learning_rates_are_averaged(tmp_path, program):
     rows = rows_of(tmp_path, "cifar_batches", "paper")
     groups = results_lib.averages("cifar_batches", rows)
     deviation = statistics.stdev(accuracies.values())
-    assert [*groups["standard deviation"]] == pytest.approx([deviation, np.nan], nan_ok=True)
-    assert [*groups["mean"]] == pytest.approx([0.915, 0.8])
+    assert [*groups["standard deviation"]] == approx([deviation, np.nan], nan_ok=True)
+    assert [*groups["mean"]] == approx([0.915, 0.8])
     printed = program("report", "cifar_batches", "--scale=paper")
     assert (
         "Mean and standard deviation over runs:\n\n| temperature | batch size | epochs | training |"

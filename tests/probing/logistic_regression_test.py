@@ -6,6 +6,8 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import special
 from sklearn import linear_model, pipeline, preprocessing
 
@@ -17,7 +19,7 @@ from support.errors import rejects
 @pytest.fixture(scope="module")
 def sets():
     """Returns training and test sets with three overlapping Gaussian classes in five dimensions."""
-    random = np.random.default_rng(0)
+    random = default_rng(0)
     centers = random.normal(size=(3, 5)) * 1.2
 
     def draw(count):
@@ -60,7 +62,7 @@ def best_l2_per_example(inputs, labels):
 
 def test_regularization_strength_is_selected_on_held_out_examples():
     """Checks that the strongest regularization is selected for noise, and the weakest for separable classes."""
-    random = np.random.default_rng(0)
+    random = default_rng(0)
     inputs, labels = random.normal(size=(100, 40)), np.arange(100) % 2
     assert best_l2_per_example(inputs, labels) == max(logistic_regression.L2_PER_EXAMPLE_CHOICES)
     inputs = inputs * 0.01 + labels[:, np.newaxis]
@@ -69,7 +71,7 @@ def test_regularization_strength_is_selected_on_held_out_examples():
 
 @pytest.mark.parametrize("count", [2, 10])
 def test_classes_with_a_single_example_are_supported(count):
-    inputs = np.random.default_rng(0).normal(size=(count, 5))
+    inputs = default_rng(0).normal(size=(count, 5))
     for row in range(count):  # The single example can be in any row.
         examples = inputs, (np.arange(count) == row).astype(int)
         results = logistic_regression.lbfgs_accuracy(examples, examples)
@@ -96,7 +98,7 @@ def test_blockwise_fits_match_in_memory_fits(multi_label, sets, monkeypatch):
     expected = scores()
     monkeypatch.setattr(logistic_regression, "_CACHED_BYTES", 0)
     monkeypatch.setattr(logistic_regression, "_BLOCK_ROWS", 7)
-    np.testing.assert_allclose(scores(), expected, atol=1e-6)
+    assert_allclose(scores(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("cached_bytes", [0, 2**30])
@@ -109,7 +111,7 @@ def test_fits_with_standardization_match_fits_on_standardized_features(
     (inputs, labels), (test_inputs, _) = sets
     inputs = np.insert(inputs, 2, 0.1, axis=1)  # Insert a constant feature.
     test_inputs = np.insert(test_inputs, 2, 0.1, axis=1)
-    rows = np.random.default_rng(0).permutation(240)[:count]
+    rows = default_rng(0).permutation(240)[:count]
     mean, deviation = inputs[rows].mean(0), inputs[rows].std(0)
     deviation[2] = 1
     expected = (
@@ -118,7 +120,7 @@ def test_fits_with_standardization_match_fits_on_standardized_features(
         .scores((test_inputs - mean) / deviation)
     )
     path = logistic_regression.LogisticPath(inputs, labels, rows, standardize=True).fit(1.0)
-    np.testing.assert_allclose(path.scores(test_inputs), expected, atol=1e-5)
+    assert_allclose(path.scores(test_inputs), expected, atol=1e-5)
     held_out = np.setdiff1d(np.arange(240), rows)
     # Classes without examples in `rows` have probability 1e-12.
     log_probabilities = np.maximum(
@@ -143,7 +145,7 @@ def fit_mlp(inputs, labels):
 def test_memory_of_fits_does_not_grow_with_the_number_of_examples(fit, width, limit, monkeypatch):
     monkeypatch.setattr(logistic_regression, "_CACHED_BYTES", 0)
     monkeypatch.setattr(mlp, "_MAX_EPOCHS", 1)
-    random, file = np.random.default_rng(0), features.VectorFile()
+    random, file = default_rng(0), features.VectorFile()
     for _ in range(40):
         file.append(random.normal(size=(1000, width)))
     inputs, labels = file.read("features"), random.integers(0, 3, 40_000)
@@ -171,8 +173,8 @@ def test_extract_rejects_non_finite_vectors_and_omits_unlabeled_examples():
         extract()
     images[1] = 2.0
     vectors, labels = extract()
-    np.testing.assert_array_equal(vectors, np.repeat([[1.0], [2.0], [1.0]], 12, axis=1))
-    np.testing.assert_array_equal(labels, [0, 1, 0])
+    assert_array_equal(vectors, np.repeat([[1.0], [2.0], [1.0]], 12, axis=1))
+    assert_array_equal(labels, [0, 1, 0])
 
 
 def test_full_disk_for_temporary_files_is_reported(monkeypatch):

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
+from numpy.testing import assert_array_equal
 
 import metrics
 import model as model_lib
@@ -43,13 +44,13 @@ def test_description_of_differences_lists_the_unmatched_names_on_both_sides():
 def test_labels_are_mapped_to_columns_and_unmatched_examples_are_removed():
     logits = np.arange(8.0).reshape(4, 2)
     labels, kept = metrics.map_labels(np.array([0, 1, 2, 1]), logits, [1, -1, 0])
-    np.testing.assert_array_equal(labels, [1, 0])
-    np.testing.assert_array_equal(kept, logits[[0, 2]])
+    assert_array_equal(labels, [1, 0])
+    assert_array_equal(kept, logits[[0, 2]])
 
 
 def test_multi_label_vectors_are_mapped_to_columns():
     labels, _ = metrics.map_labels(np.array([[1, 0, -1]]), np.zeros([1, 4]), [3, -1, 0])
-    np.testing.assert_array_equal(labels, [[-1, -1, -1, 1]])
+    assert_array_equal(labels, [[-1, -1, -1, 1]])
 
 
 def write_folder(root, names):
@@ -118,6 +119,14 @@ def test_evaluation_on_fewer_or_more_classes_matches_them_by_name(
     )
 
 
+def test_a_split_without_the_classes_of_the_linear_head_is_rejected(trained, tmp_path):
+    for split, names in (("train", ["yellow"]), ("test", ["blue", "green", "red"])):
+        write_folder(tmp_path / split, names)
+    with rejects("--eval_split=train: .* has no labels that the network was trained on"):
+        settings = dict(mode="eval", checkpoint=str(trained[0] / "run"))
+        run(tmp_path / "run", f"folder:{tmp_path}", **settings)
+
+
 @pytest.mark.parametrize("protocol, num_images", [("linear_head", 23), ("knn,linear_head", None)])
 def test_all_images_of_another_data_set_are_evaluated_unless_some_are_used_for_training(
     protocol, num_images, trained, tmp_path
@@ -145,7 +154,7 @@ def test_all_images_of_another_data_set_are_evaluated_unless_some_are_used_for_t
     table = pd.read_csv(tmp_path / "eval" / f"confusion_{step}.csv", index_col=0)
     expected = np.zeros([3, 3])
     np.add.at(expected, (labels, predicted), 1)
-    np.testing.assert_array_equal(table[list(names)], expected)
+    assert_array_equal(table[list(names)], expected)
     for name, label in zip(names, range(3)):
         if label in labels:
             accuracy = (predicted == label)[labels == label].mean()
@@ -233,4 +242,4 @@ def test_warm_start_matches_linear_head_columns_by_name_or_skips_the_head(
             expected = (
                 initial[..., column] if head_column is None else old.numpy()[..., head_column]
             )
-            np.testing.assert_array_equal(variable.numpy()[..., column], expected)
+            assert_array_equal(variable.numpy()[..., column], expected)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
+from numpy.testing import assert_array_equal
 
 from config import Config
 from sources import datasets
@@ -104,8 +105,8 @@ def test_features_are_found_by_their_types(kinds, example, keys, settings, names
     source = datasets.open_source("own_set", prepare(tmp_path, kinds, example, keys), **settings)
     assert source.class_names == names
     for (image, actual), (expected_image, expected) in zip(rows_of(source), expected_rows(label)):
-        np.testing.assert_array_equal(image, expected_image)
-        np.testing.assert_array_equal(actual, expected)
+        assert_array_equal(image, expected_image)
+        assert_array_equal(actual, expected)
 
 
 LABELED = {"a": features.Image(), "label": CLASSES}, lambda n: {"a": pixels(n), "label": 0}
@@ -160,7 +161,7 @@ def test_images_of_sixteen_bits(tmp_path):
             key=lambda image: np.repeat(image, 3, -1).astype(np.uint8).tobytes(),
         )
         for (image, _), expected in zip(rows_of(source), images):
-            np.testing.assert_array_equal(image, np.repeat(expected, 3, -1))
+            assert_array_equal(image, np.repeat(expected, 3, -1))
 
 
 def test_bands_of_images(tmp_path):
@@ -173,7 +174,7 @@ def test_bands_of_images(tmp_path):
     expected = [pixels(number, 4)[..., [3, 0, 0]] for number in range(8)]
     rows = rows_of(datasets.open_configured(config))
     for (image, _), row in zip(rows, sorted(expected, key=np.ndarray.tobytes), strict=True):
-        np.testing.assert_array_equal(image, row)
+        assert_array_equal(image, row)
 
 
 def test_array_record_files_are_read_in_the_same_order(tmp_path):

@@ -16,3 +16,7 @@ def no_space(*_, **__):
 def read_json(path):
     """Returns the content of a JSON file."""
     return json.loads(path.read_text())
+
+
+def write_json(path, content):
+    path.write_text(json.dumps(content))

@@ -22,7 +22,9 @@ def replace_network(monkeypatch, function, class_names=None, multi_label=False, 
 def replace_exports(set_attribute=setattr):
     """Makes exports write small files quickly, without a network. A test passes `monkeypatch.setattr`."""
     calls = itertools.count()  # The digest differs, because equal exports are not repeated.
-    file = types.SimpleNamespace(format="TF2 checkpoint", digest=lambda: str(next(calls)))
+    file = types.SimpleNamespace(
+        format="TF2 checkpoint", class_names=None, digest=lambda: str(next(calls))
+    )
     info = inspection.CheckpointInfo(Config(), None, None, True, 4, False, file)
 
     def save(module, path, signatures):

@@ -1,7 +1,5 @@
 """Small training runs within the test process."""
 
-import json
-
 import pytest
 import tensorflow as tf
 
@@ -10,7 +8,7 @@ from checkpoints.run_directory import RunContext
 from config import Config
 from runtime import console, signals
 from sources import datasets
-from support import SMALL
+from support import SMALL, read_json
 
 TINY = dict(
     SMALL,
@@ -54,8 +52,9 @@ def contents(directory):
 
 def read_results(path):
     """Returns the scalars in a result.json."""
-    results = json.loads(path.read_text())
-    return {name: value for name, value in results.items() if isinstance(value, (int, float))}
+    return {
+        name: value for name, value in read_json(path).items() if isinstance(value, (int, float))
+    }
 
 
 def read_events(directory):

@@ -9,6 +9,9 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal, assert_equal
+from pytest import approx
 from scipy import special, stats
 from sklearn import linear_model, metrics
 
@@ -22,7 +25,7 @@ from config import Config
 from probing import features, logistic_regression
 from runtime import child_processes
 from sources import digits
-from support import SMALL
+from support import SMALL, read_json, write_json
 from support.errors import rejects
 from support.images import write_images
 from transfer import cli, grid_search, linear_evaluation, measures, output, significance, tasks
@@ -38,7 +41,7 @@ def feature_sets():
 
     The features are non-negative and have different scales.
     """
-    random = np.random.default_rng(0)
+    random = default_rng(0)
     centers, scales = random.normal(size=(4, 12)), 10.0 ** random.uniform(-0.5, 0.5, 12)
 
     def draw(count):
@@ -63,7 +66,7 @@ def test_l2_path_reaches_the_loss_of_separate_fits(separable, feature_sets):
     """Includes separable classes, for which weak regularization leads to large weights and near-zero losses."""
     inputs, labels = feature_sets[0]
     if separable:  # There are more features than examples.
-        random = np.random.default_rng(4)
+        random = default_rng(4)
         inputs = np.maximum(random.normal(size=(60, 200)) + 0.5, 0).astype(np.float32)
         labels = np.arange(60) % 3
     path = logistic_regression.LogisticPath(inputs, labels)
@@ -97,7 +100,7 @@ def test_interrupted_sweep_resumes_without_repeating_fits(feature_sets):
     best, resumed = sweep(previous={100.0: values[100.0], 1.0: 0.0})
     # The previous value is reused without refitting.
     assert len(snapshots) == 1 and resumed[1.0] == 0.0
-    assert resumed[0.01] == pytest.approx(values[0.01], abs=0.02) and best in (100.0, 0.01)
+    assert resumed[0.01] == approx(values[0.01], abs=0.02) and best in (100.0, 0.01)
 
 
 def test_classes_without_training_examples_are_never_predicted(feature_sets):
@@ -124,7 +127,7 @@ def test_multi_label_path_matches_separate_binary_fits(feature_sets):
         cold = linear_model.LogisticRegression(max_iter=3000, tol=1e-6).fit(
             np.float64(inputs[rows]), multi_labels[rows, column]
         )
-        np.testing.assert_allclose(scores[:, column], cold.decision_function(inputs), atol=0.05)
+        assert_allclose(scores[:, column], cold.decision_function(inputs), atol=0.05)
     assert (scores[:, 3] == -np.inf).all()
 
 
@@ -134,12 +137,12 @@ def test_l2_is_selected_on_validation_and_the_model_is_fitted_on_trainval(featur
     values = {result["l2"]: result["metric"] for result in results["validation"]}
     assert max(values.values()) == values[results["l2"]]
     assert np.mean(scores.argmax(1) == test[1]) > 0.6
-    np.testing.assert_allclose(np.log10(list(values)), np.linspace(5, -6, 45), atol=1e-9)
+    assert_allclose(np.log10(list(values)), np.linspace(5, -6, 45), atol=1e-9)
     inputs, labels = (np.concatenate(pair) for pair in zip(train, validation))
     cold = linear_model.LogisticRegression(C=1 / results["l2"], max_iter=3000, tol=1e-6)
     expected = cold.fit(np.float64(inputs), labels).decision_function(test[0])
     expected -= expected.mean(1, keepdims=True)
-    np.testing.assert_allclose(scores - scores.mean(1, keepdims=True), expected, atol=0.05)
+    assert_allclose(scores - scores.mean(1, keepdims=True), expected, atol=0.05)
 
 
 def test_ties_select_the_strongest_regularization(feature_sets):
@@ -174,7 +177,7 @@ def network(tmp_path_factory):
     )
     # Evaluation settings from pretraining must be ignored, but not the decoding of images.
     settings = {"image_size": 8, "eval_steps": 1, "eval_split": "test[:150]", "bands": "3,2,1"}
-    (directory / "flags.json").write_text(json.dumps(settings))
+    write_json(directory / "flags.json", settings)
     return str(directory / "ckpt-1")
 
 
@@ -201,7 +204,7 @@ def write_folder(root, **sizes):
 
 
 def result_of(out):
-    return json.loads((out / "result.json").read_text())
+    return read_json(out / "result.json")
 
 
 def features_of(out):
@@ -226,11 +229,11 @@ def test_linear_evaluation_saves_features_and_predictions(
     config = Config(**SMALL, dataset="digits")
     [(images, *_)] = data.build_eval_dataset(config, source, "test[:20]", 20)
     expected = model(images, training=False)["final_avg_pool"]
-    np.testing.assert_allclose(feature_sets["test"][0], expected, rtol=1e-4, atol=1e-6)
+    assert_allclose(feature_sets["test"][0], expected, rtol=1e-4, atol=1e-6)
     expected, scores = linear_evaluation.linear(*feature_sets.values(), "top_1")
     assert expected.items() <= results.items() and results["metric"] == "top_1"
     assert (scores.argmax(1) == feature_sets["test"][1]).mean() == results["test"]
-    np.testing.assert_array_equal(np.load(out / "predictions.npz")["logits"], scores)
+    assert_array_equal(np.load(out / "predictions.npz")["logits"], scores)
     assert f"top 1          {results['test']:.4f}" in capsys.readouterr().out
     monkeypatch.setattr(features, "extract", None)  # Fails if saved features are extracted again.
     run(*command)
@@ -295,7 +298,7 @@ def test_features_use_the_central_square_of_the_image(
 ):
     """Checks that the crop spans the whole shorter side (paper, B.8.1), which is not the case in other evaluations."""
     dataset = write_folder(tmp_path, train=1, validation=1, test=1)
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
+    pixels = default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
     for path in (tmp_path / "photos").glob("*/*/*.png"):
         path.write_bytes(tf.io.encode_png(pixels).numpy())
     monkeypatch.setattr(
@@ -304,14 +307,14 @@ def test_features_use_the_central_square_of_the_image(
     run(f"--checkpoint={network}", dataset, "--image_size=40", f"--out={out}")
     vectors, _ = features_of(out)["test"]
     for row in vectors:
-        np.testing.assert_allclose(row.reshape(40, 40, 3), pixels[:, 10:50, ::-1] / 255, atol=1e-6)
+        assert_allclose(row.reshape(40, 40, 3), pixels[:, 10:50, ::-1] / 255, atol=1e-6)
 
 
 def test_directory_depends_on_everything_that_affects_the_features(
     network, other_network, few_iterations, tmp_path, monkeypatch, out
 ):
     """Evaluates in one output directory, whose result.json belongs to the last command."""
-    examples = np.random.default_rng(0).random((20, 3)), np.arange(20) % 3
+    examples = default_rng(0).random((20, 3)), np.arange(20) % 3
     extract = mock.Mock(return_value=examples)
     monkeypatch.setattr(features, "extract", extract)
     shutil.copytree(os.path.dirname(network), tmp_path / "copy")
@@ -366,7 +369,8 @@ np.savez(os.path.join(flags["model_dir"], f"predictions_{flags['train_steps']}.n
          logits=np.eye(2)[(np.arange(20) >= num_correct).astype(int)])
 with open(os.path.join(flags["model_dir"], "result.json"), "w") as file:
     json.dump({"eval/label_top_1_accuracy": num_correct / 20,
-               "eval/label_mean_per_class_accuracy": num_correct / 40}, file)
+               "eval/label_mean_per_class_accuracy": num_correct / 40,
+               "computed_from": {"eval_split": flags["eval_split"]}}, file)
 """
 
 
@@ -407,6 +411,7 @@ def test_grid_search_selects_on_validation_data_and_reports_test_accuracy(
     assert final == "train test 0.1 0.0"
     results = result_of(out)
     assert results.items() >= dict(test=1.0, learning_rate=0.1, weight_decay=0.0).items()
+    assert results["computed_from"] == dict(eval_split="test", eval_protocol="finetune")
     found = [result["metric"] for result in results["validation"]]
     assert found == [0.9, 0.85, 1.0, 0.95, None, None]
     lines = capsys.readouterr().out.splitlines()
@@ -498,7 +503,7 @@ def test_trials_follow_the_papers_protocol(network, tmp_path, program):
     settings = grid_search.trial_settings(
         "finetune", tasks.TASKS["food101"], 75750, 0.1, 0.0, 20000
     )
-    assert float(settings["batch_norm_decay"]) == pytest.approx(1 - 10 / (75750 / 256), abs=1e-5)
+    assert float(settings["batch_norm_decay"]) == approx(1 - 10 / (75750 / 256), abs=1e-5)
     for call in (finetune, scratch, final):  # Check that run.py accepts these flags.
         config_lib.from_arguments([f"--{name}={value}".rstrip("=") for name, value in call.items()])
 
@@ -639,7 +644,7 @@ def test_unsafe_paths_are_rejected(flag, value, tmp_path, monkeypatch, fails):
 
 
 def draw_correct(count, *accuracies, seed=0):
-    random = np.random.default_rng(seed)
+    random = default_rng(seed)
     return [random.random(count) < accuracy for accuracy in accuracies]
 
 
@@ -651,15 +656,13 @@ def test_permutation_test_on_accuracies_matches_the_mcnemar_test(count, accuracy
     only_first, only_second = (correct & ~other_correct).sum(), (other_correct & ~correct).sum()
     exact = stats.binomtest(int(only_first), int(only_first + only_second)).pvalue
     result = significance.permutation_test(correct, other_correct)
-    assert result["difference"] == pytest.approx(correct.mean() - other_correct.mean())
-    assert result["p"] == pytest.approx(
-        exact, abs=4 * np.sqrt(0.25 / significance.NUM_PERMUTATIONS)
-    )
+    assert result["difference"] == approx(correct.mean() - other_correct.mean())
+    assert result["p"] == approx(exact, abs=4 * np.sqrt(0.25 / significance.NUM_PERMUTATIONS))
     assert significance.permutation_test(correct, correct) == dict(difference=0.0, p=1.0)
 
 
 def test_permutation_test_on_mean_per_class_accuracies_matches_scipy():
-    labels = np.random.default_rng(1).choice([0, 1, 4, 7], 60, p=[0.1, 0.2, 0.3, 0.4])
+    labels = default_rng(1).choice([0, 1, 4, 7], 60, p=[0.1, 0.2, 0.3, 0.4])
     correct, other_correct = draw_correct(60, 0.75, 0.6, seed=2)
 
     def difference(first, second):
@@ -670,12 +673,12 @@ def test_permutation_test_on_mean_per_class_accuracies_matches_scipy():
         (correct, other_correct), difference, permutation_type="samples", n_resamples=4000
     )
     result = significance.permutation_test(correct, other_correct, labels)
-    assert result["difference"] == pytest.approx(expected.statistic)
-    assert result["p"] == pytest.approx(expected.pvalue, abs=4 * np.sqrt(0.25 / 4000))
+    assert result["difference"] == approx(expected.statistic)
+    assert result["p"] == approx(expected.pvalue, abs=4 * np.sqrt(0.25 / 4000))
 
 
 def test_multi_label_predictions_are_compared_by_accuracy():
-    random = np.random.default_rng(3)
+    random = default_rng(3)
     labels = random.integers(-1, 2, (50, 4))
     labels[:, 0] = np.maximum(labels[:, 0], 0)
     scores, other_scores = labels + random.normal(size=(2, 50, 4)) * [[[0.5]], [[0.9]]] - 0.5
@@ -684,7 +687,7 @@ def test_multi_label_predictions_are_compared_by_accuracy():
         for values in (scores, other_scores)
     )
     result = significance.compare(labels, scores, other_scores, "mean_average_precision")
-    assert result == pytest.approx(significance.permutation_test(correct, other_correct))
+    assert result == approx(significance.permutation_test(correct, other_correct))
 
 
 LABELS = np.arange(6) % 2
@@ -703,7 +706,7 @@ MULTI_LABELS = LOGITS.astype(np.int64)
 def test_valid_predictions_are_accepted(labels, logits, tmp_path):
     """Checks that valid predictions are accepted, including logits of -inf, which mean that a class was not learned."""
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
-    np.testing.assert_equal(output.read_predictions(str(tmp_path / "x.npz")), (labels, logits))
+    assert_equal(output.read_predictions(str(tmp_path / "x.npz")), (labels, logits))
 
 
 @pytest.mark.parametrize(
