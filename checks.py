@@ -67,8 +67,9 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     """Adopts settings of the weights to evaluate or to fine-tune, of the teacher, and of the run to evaluate.
 
     These are the network, the image size, the decoding of images and, in an evaluation, the input of
-    the linear head, the training mode, the batch size, the settings of the weight decay, the last
-    step of the run and, without `--dataset`, the data set and its splits. Settings that the user set do not change.
+    the linear head, the training mode, the augmentation, the loss, the batch size, the settings of
+    the weight decay, the last step of the run and, without `--dataset`, the data set and its splits.
+    Settings that the user set do not change.
 
     Args:
       config: settings.
