@@ -191,7 +191,9 @@ def complete(
     if not has_length and 0 in (config.train_batch_size, config.train_epochs):
         count = datasets.check_split(source, "train_split", train_split)
         if config.needs_labels:
-            count = min(count, sum(source.class_counts(train_split).values()) or count)
+            # An image may have several labels, so these counts are not those of labeled images.
+            counts = {} if source.multi_label else source.class_counts(train_split)
+            count = sum(counts.values()) or count
             count = max(int(count * config.label_fraction), 1)
         power = 2 ** int(math.log2(max(count // 4, 1)))
         batch = min(math.ceil(min(max(power, 32), 512) / replicas), count // replicas) * replicas
@@ -475,7 +477,7 @@ def _check_labels(config: Config, source: Source) -> None:
             [name for name, count in source.class_counts(split).items() if count]
             for split in (config.train_split, config.eval_split)
         )
-        if len(train) == 1:
+        if len(train) == 1 and evaluation:
             raise UserError(
                 f"--train_split={config.train_split}: all images with a label are of the class"
                 f" {train[0]}, so the accuracy would be meaningless. Use a split with several classes."

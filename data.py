@@ -83,7 +83,8 @@ def _decode_windows(
         )
         return region, begins - tf.pad(low, [[0, 1]]), sizes
 
-    # For small images, detecting the format costs more than a full decode.
+    # For small images, detecting the format costs more than a full decode. The other decoder does
+    # not select bands.
     if item.dtype != tf.string or size <= 32 or source.conversion.bands:
         return decode_all()
     return tf.cond(tf.io.is_jpeg(item), decode_jpeg_region, decode_all)

@@ -87,8 +87,8 @@ def select_labels(config: Config, source: Source) -> Source:
 def during_training(context: RunContext) -> RunContext:
     """Returns the context for evaluations during training.
 
-    The protocols are `linear_head`, `knn` and, in pretraining, `contrastive` (see `protocols`). In
-    pretraining, they use all labels.
+    The protocols are `linear_head`, `knn` and, in pretraining, `contrastive` (see `protocols`).
+    Unless the run trains on labels, they use all labels.
     """
     config, source = context.config, context.source
     labeled = _splits_have_labels(config, source)

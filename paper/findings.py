@@ -303,7 +303,7 @@ class Fit:
       means: mean results of the runs, in percent, indexed by the names of the runs.
       num_seeds: number of seeds.
       degrees_of_freedom: (number of networks - 1) x (number of seeds - 1). The results on h and on
-        g(h) are of the same network.
+        g(h) are of the same network, unless they are those of separate runs.
       deviation: standard deviation s of the noise in percentage points, with s^2 = (mean squared
         residual) x (number of networks) x (number of seeds) / degrees_of_freedom, or None if there
         are no degrees of freedom.

@@ -7,7 +7,7 @@
     python -m paper.tables run 4 [--seeds=3] [--dir=runs/tables] [--flags=FLAGS]
     python -m paper.tables report [1 4 5] [--dir=runs/tables] [--flags=FLAGS]
 
-By default, the runs are those at the small scale, which take minutes on two CPU cores. For the
+By default, the runs are those at the small scale, which take minutes on one CPU core. For the
 paper's runs on accelerators, pass --scale=paper. `run` skips finished runs and resumes
 interrupted ones. If a run starts from another run's weights, `run` executes that run first. Several
 processes, even on different machines, can `run` the same tables in the same --dir. Each process

@@ -64,7 +64,8 @@ def _join(source: FileSource, unusable: dict[str, str]) -> str:
 def _find_unusable(config: Config, source: FileSource) -> dict[str, str]:
     """Returns a dict that maps the path of each unusable file to the reason.
 
-    The result is kept in the user's cache directory and reused until a file changes.
+    The result is kept in the user's cache directory and reused until a file changes. Only unusable
+    files are checked again, because a missing package may have been installed.
     """
     paths, conversion = source.paths(), source.conversion
     inputs = f"{_VERSION} {conversion} {source.files_digest()}"
@@ -74,6 +75,12 @@ def _find_unusable(config: Config, source: FileSource) -> dict[str, str]:
         f"images_{hashlib.sha256(inputs.encode()).hexdigest()[:32]}.json",
     )
     decodes_all = len(paths) <= _MANY_IMAGES or config.corrupt_images == "skip"
+    with contextlib.suppress(UserError):  # An unreadable file is rewritten.
+        result = storage.read_json(cache)
+        if result and (result["decoded"] or not decodes_all):
+            return image_files.find_unusable(
+                [*result["unusable"]], lambda path: image_files.why_unusable(path, conversion)
+            )
     sample = set(paths if decodes_all else source.labeled_paths()[0][:_MAX_SAMPLE])
 
     def check(path):
@@ -81,11 +88,6 @@ def _find_unusable(config: Config, source: FileSource) -> dict[str, str]:
             return None
         return image_files.why_unusable(path, conversion)
 
-    with contextlib.suppress(UserError):  # An unreadable file is rewritten.
-        result = storage.read_json(cache)
-        if result and (result["decoded"] or not decodes_all):
-            # A missing package may have been installed.
-            return image_files.find_unusable([*result["unusable"]], check)
     unusable = image_files.find_unusable(paths, check)
     if not decodes_all:
         console.log(

@@ -257,7 +257,7 @@ def run_grid(arguments: argparse.Namespace) -> None:
         best, metrics = search.select()
         final = search.trial(*best, inputs.task.trainval_split, inputs.task.test, prefix="best_")
         path = os.path.join(final.directory, f"predictions_{grid.steps}.npz")
-        if not os.path.exists(path):
+        if not (os.path.exists(path) and Record.read(final.directory)):
             search.run([final], keep_files=True)  # The run uses as many devices as a trial.
             if search.metric(final) is None:
                 raise TrainingDiverged(
