@@ -82,8 +82,8 @@ h = layer(images)  # float32 [n, height, width, 3] in [0, 1], no mean subtractio
 The image size is {description["image_size"]} pixels. Without `output_key`, the layer returns a dict of `initial_conv`,
 `initial_max_pool`, `block_group1` to `block_group4` and `final_avg_pool`. If the model has a projection head, the dict
 also contains `proj_head_input` and `proj_head_output`; if it has a linear head, `logits_sup`. The signature
-`serving_default` returns the same outputs; `serving_uint8` first crops and resizes uint8 images of any size. Class names
-of the linear head: {class_list(description["class_names"]) if "class_names" in description else "none recorded"}.
+`serving_default` returns the same outputs; `serving_uint8` first crops and resizes uint8 images of any size. Class
+names of the linear head: {class_list(description["class_names"]) if "class_names" in description else "none recorded"}.
 
 ## Training
 
