@@ -191,7 +191,7 @@ def complete(
     if not has_length and 0 in (config.train_batch_size, config.train_epochs):
         count = datasets.check_split(source, "train_split", train_split)
         if config.needs_labels:
-            # An image may have several labels, so these counts are not those of labeled images.
+            # For multi-label data, the counts are those of labels rather than of labeled images.
             counts = {} if source.multi_label else source.class_counts(train_split)
             count = sum(counts.values()) or count
             count = max(int(count * config.label_fraction), 1)

@@ -440,7 +440,7 @@ class Evaluator(contextlib.ExitStack):
         if not (labels >= 0).any():
             raise UserError(
                 f"--eval_split={config.eval_split}: this split of {self._source.name} has no labels"
-                " that the network was trained on. Use a split with labels."
+                " of the network's classes. Use a split with such labels."
             )
         if self._is_chief:
             if config.save_predictions:

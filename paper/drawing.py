@@ -423,10 +423,8 @@ def batches(csv: str, measure: str, average: str, out: str) -> str:
         differ in these columns, and its error bar shows the sample standard deviation.
       out: output directory.
     """
-    numeric, averaged = (
-        ("epochs", "batch_size", measure),
-        [*filter(None, map(str.strip, average.split(",")))],
-    )
+    numeric = ("epochs", "batch_size", measure)
+    averaged = [*filter(None, map(str.strip, average.split(",")))]
     rows = read_csv(csv, (*numeric, *averaged), numeric, measure)
     columns = ["scaling", "batch_size", "epochs"]
     rows["scaling"] = rows["scaling"].fillna("") if "scaling" in rows else ""

@@ -60,7 +60,7 @@ from runtime.paths import check_paths
 _RECORDED = pathlib.Path(__file__).parents[1] / "docs/tables/small"
 _LEGEND = """
 small, paper: number of runs at each scale
-min/run: median duration at the small scale, if recorded (one CPU core)
+min/run: median duration at the small scale, if recorded (usually on one core)
 data: CIFAR-10 at the small scale; ImageNet and, for transfer and the studies
 with cifar in their names, other data sets at the paper's scale"""
 

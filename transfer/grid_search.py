@@ -274,5 +274,5 @@ def run_grid(arguments: argparse.Namespace) -> None:
                     for (rate, decay), metric in metrics.items()
                 ],
             ),
-            Record.read(final.directory).results["computed_from"],
+            Record.read(final.directory).results.get("computed_from"),
         )

@@ -122,7 +122,7 @@ def test_evaluation_on_fewer_or_more_classes_matches_them_by_name(
 def test_a_split_without_the_classes_of_the_linear_head_is_rejected(trained, tmp_path):
     for split, names in (("train", ["yellow"]), ("test", ["blue", "green", "red"])):
         write_folder(tmp_path / split, names)
-    with rejects("--eval_split=train: .* has no labels that the network was trained on"):
+    with rejects("--eval_split=train: .* has no labels of the network's classes"):
         settings = dict(mode="eval", checkpoint=str(trained[0] / "run"))
         run(tmp_path / "run", f"folder:{tmp_path}", **settings)
 
