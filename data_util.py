@@ -328,6 +328,9 @@ def _with_clip(step: Callable) -> Callable:
 
 # ----------------------------------------------------------------------------------------------------------- blur
 
+# Range of the blur's standard deviation in pixels, and probability of blurring a view (paper, Appendix A).
+BLUR_SIGMA, BLUR_PROBABILITY = (0.1, 2.0), 0.5
+
 
 def gaussian_blur(
     image: tf.Tensor, kernel_size: int, sigma: float | tf.Tensor, padding: str = "SAME"
@@ -372,21 +375,22 @@ def _correlate(batch: tf.Tensor, taps: tf.Tensor, axis: int) -> tf.Tensor:
     return total
 
 
+def blur_sigma(draws: tf.Tensor) -> tf.Tensor:
+    """Maps uniform random numbers in [0, 1) to standard deviations from `BLUR_SIGMA`."""
+    low, high = BLUR_SIGMA
+    return low + (high - low) * draws
+
+
 def batch_random_blur(
-    images: tf.Tensor,
-    seed: tf.Tensor,
-    height: int,
-    probability: float = 0.5,
-    first_row: int | tf.Tensor = 0,
+    images: tf.Tensor, seed: tf.Tensor, height: int, first_row: int | tf.Tensor = 0
 ) -> tf.Tensor:
-    """Blurs each image with the given probability, using a random sigma from 0.1 to 2 (paper, Appendix A).
+    """Blurs each image with probability `BLUR_PROBABILITY`, using a random sigma from `BLUR_SIGMA`.
 
     Args:
       images: [n, h, w, c] in [0, 1].
       seed: int tensor [2].
       height: image height in pixels; the kernel size is a tenth of it, so images with fewer than 20
         pixels are not blurred.
-      probability: probability of blurring an image.
       first_row: position of `images[0]` in the global batch, which makes results independent of the
         number of replicas.
 
@@ -396,8 +400,8 @@ def batch_random_blur(
     rows = tf.cast(first_row + tf.range(images.shape[0] or tf.shape(images)[0]), seed.dtype)
     # `tf.random` would draw different numbers in functions compiled by XLA.
     draws = tf.cast(rng.uniforms(seed + tf.stack([rows, tf.zeros_like(rows)], 1), 2), images.dtype)
-    is_blurred, sigma = draws[:, 0] < probability, 0.1 + 1.9 * draws[:, 1]
-    blurred = gaussian_blur(images, height // 10, sigma)
+    is_blurred = draws[:, 0] < BLUR_PROBABILITY
+    blurred = gaussian_blur(images, height // 10, blur_sigma(draws[:, 1]))
     return tf.clip_by_value(
         tf.where(is_blurred[:, tf.newaxis, tf.newaxis, tf.newaxis], blurred, images), 0.0, 1.0
     )

@@ -193,7 +193,7 @@ class Model(keras.Model):
         names = [
             "initial_conv",
             "initial_max_pool",
-            *(f"block_group{i}" for i in range(1, 5)),
+            *(f"block_group{i}" for i, _ in enumerate(self.resnet_model.block_groups, 1)),
             "final_avg_pool",
         ]
         names += ["proj_head_input", "proj_head_output"] if self.num_proj_layers else []
@@ -207,9 +207,7 @@ class Model(keras.Model):
         """
         if fine_tune_after_block >= 0:
             self.resnet_model.freeze_up_to(fine_tune_after_block)
-        num_used = self._ft_proj_selector
-        if num_used < 0:
-            num_used += self.num_proj_layers + 1
+        num_used = self._ft_proj_selector % (self.num_proj_layers + 1)
         for layer in self._projection_head.linear_layers[num_used:]:
             layer.trainable = False
 
@@ -258,7 +256,7 @@ class Steps:
 
     def next_save(self, step: int) -> int:
         """Returns the first step after `step` at which a checkpoint is written, at most the last training step."""
-        intervals = [self.checkpoint] + [self.evaluation] * bool(self.evaluation)
+        intervals = filter(None, (self.checkpoint, self.evaluation))
         return min(self.train, *(step + interval - step % interval for interval in intervals))
 
 
@@ -271,13 +269,13 @@ def get_train_steps(
 
 def get_warmup_steps(num_examples: int, warmup_epochs: float, train_batch_size: int) -> int:
     """Returns the number of warm-up steps, rounded down, as in the original."""
-    return int(round(warmup_epochs * num_examples // train_batch_size))
+    return int(warmup_epochs * num_examples // train_batch_size)
 
 
 def count_steps(config: Config, num_examples: int) -> Steps:
     """Converts the epoch counts in `config` to step counts, for a training split with `num_examples` examples."""
     batch = config.train_batch_size
-    epoch = max(int(round(num_examples / batch)), 1)
+    epoch = max(round(num_examples / batch), 1)
     return Steps(
         train=get_train_steps(num_examples, config.train_steps, config.train_epochs, batch),
         warmup=get_warmup_steps(num_examples, config.warmup_epochs, batch),

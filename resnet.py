@@ -615,7 +615,7 @@ class ResNet(keras.layers.Layer):
         block = functools.partial(block_class, sk_ratio=sk_ratio, se_ratio=se_ratio, norm=norm)
         width = 64 * width_multiplier
         self.cifar_stem = cifar_stem
-        self.num_features = width * 2 ** (len(blocks) - 1) * block_class.expansion
+        self.num_features = width * 2 ** max(len(blocks) - 1, 0) * block_class.expansion
         self.initial_conv_relu_max_pool = _stem(width, cifar_stem, sk_ratio, norm)
         self.block_groups = [
             BlockGroup(block, width * 2**group, count, strides=1 if group == 0 else 2)
@@ -624,10 +624,8 @@ class ResNet(keras.layers.Layer):
 
     def freeze_up_to(self, block: int) -> None:
         """Freezes the weights and statistics of the stem and of block groups 1 to `block`."""
-        frozen = self.initial_conv_relu_max_pool + self.block_groups[:block]
-        for layer in frozen:
-            if layer is not None:
-                layer.trainable = False
+        for layer in filter(None, self.initial_conv_relu_max_pool + self.block_groups[:block]):
+            layer.trainable = False
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> dict[str, tf.Tensor]:
         """Computes the endpoints.

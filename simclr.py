@@ -34,6 +34,7 @@ from config import Config
 from large_batch import blocked_nt_xent
 from model import Model
 from runtime import replicas, rng
+from runtime.errors import UserError
 
 Scalars = dict[str, tf.Tensor]
 _BLUR = 3  # Index of the random-number stream. Streams 0 to 2 are defined in data.py.
@@ -162,7 +163,7 @@ def over_batch(
       h: this replica's representations [V n, c], all first views before all second views. The losses
         and metrics below do not use them.
       z: this replica's projections [V n, d], in the same order.
-      labels: this replica's labels, as in `per_image`. The losses and metrics below do not use them.
+      labels: this replica's labels, as in `per_image`. Only their number n is used below.
       config: settings.
       strategy: the strategy whose replicas share the batch, or None.
 
@@ -170,10 +171,18 @@ def over_batch(
       terms: terms of the loss, as scalars.
       metrics: other scalars, without gradients: `contrast_acc`, `contrast_entropy` and
         `embedding_std`. Both dicts are empty except in pretraining.
+
+    Raises:
+      UserError: V is not 2. All losses below compare two views of each image.
     """
-    del h, labels
+    del h
     if not config.pretraining:
         return {}, {}
+    if (num_views := z.shape[0] // labels.shape[0]) != 2:
+        raise UserError(
+            f"--contrastive_loss={config.contrastive_loss}: this loss compares two views of each"
+            f" image, but there are {num_views}."
+        )
     is_nt_xent = config.contrastive_loss == "nt_xent" and config.negatives == "both"
     if is_nt_xent and blocked_nt_xent.is_used(z, strategy, config.loss_block_rows):
         loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable
 
-import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -25,11 +23,10 @@ from checkpoints.run_directory import Recorded, RunContext
 from checkpoints.training_log import TrainingLog
 from checkpoints.training_state import TrainingState
 from config import Config
-from large_batch import memory, micro_batches
+from large_batch import micro_batches
 from runtime import console, devices, progress, replicas, storage, workers
 from runtime.errors import TrainingDiverged, UserError, first_line
 from sources import image_checks
-from sources.files import FileSource
 from sources.source import Source
 
 # This hides the overhead of device calls, but is short enough to show progress.
@@ -37,9 +34,6 @@ _SECONDS_PER_CALL = 1.0
 _TPU_CALLS = 10.0  # Calls of a TPU, which may be on another machine, take this many times as long.
 _PREVIEW_EXAMPLES = 8
 _PREVIEW_PIXELS = 96  # minimum side length of a view in the preview
-_DECODED_IMAGES = 8  # number of images that are decoded to measure the speed
-# Decoding is the limit if training is faster than this fraction of the speed, after the first steps.
-_MIN_FRACTION, _MEASURED_STEPS = 0.5, 10
 _MIN_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer does not reduce the loss scale below this value.
 
 
@@ -214,7 +208,6 @@ def make_run_steps(step: TrainStep) -> Callable:
     strategy, compiled = step.strategy, step.compiled(step)
     scalar_sum = micro_batches.ScalarSum(tf.float32)
 
-    @tf.autograph.experimental.do_not_convert
     def one_step(batch):
         if step.config.micro_batch_size:
             results = micro_batches.train_step(step, batch, step.per_image, step.over_batch)
@@ -227,15 +220,19 @@ def make_run_steps(step: TrainStep) -> Callable:
         is_finite = scalars.pop("is_finite") == 1
         return scalar_sum.pack(scalars), is_finite
 
-    @tf.function
+    @tf.function(autograph=False)
     def run_steps(batches, steps):
-        total, num_finite_steps = scalar_sum.zeros(), 0
-        for index in tf.range(steps):
-            # If an image cannot be read, all earlier steps are complete.
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+        def add_step(index, total, num_finite_steps):
             scalars, is_finite = one_step(next(batches))
-            total += scalars
             num_finite_steps += tf.cast(is_finite & (num_finite_steps == index), tf.int32)
+            return index + 1, total + scalars, num_finite_steps
+
+        _, total, num_finite_steps = tf.while_loop(
+            lambda index, *_: index < steps,
+            add_step,
+            (0, scalar_sum.zeros(), 0),
+            parallel_iterations=1,  # If an image cannot be read, all earlier steps are complete.
+        )
         return total / tf.cast(steps, tf.float32), num_finite_steps
 
     def run(batches, steps):
@@ -476,50 +473,6 @@ def write_preview(
         tf.summary.image("views", grid[tf.newaxis])
 
 
-def measure_decoding(config: Config, source: Source) -> tuple[float, str]:
-    """Measures how fast the input pipeline reads image files, which takes a few seconds, if they are large.
-
-    Returns:
-      The number of training images per second (infinite if the files are not large), and a text for
-      the log in case training is about as fast.
-    """
-    is_small = source.num_examples(config.train_split) < 5 * _DECODED_IMAGES
-    if is_small or not isinstance(source, FileSource):
-        return math.inf, ""
-    items = [item for _, item, _ in source.records(config.train_split).take(_DECODED_IMAGES)]
-    images, side = [source.decode(item) for item in items], 2 * config.image_size
-    if np.median([min(image.shape[:2]) for image in images]) < 2 * side:
-        return math.inf, ""
-    small_items = []
-    for image in images:
-        shape = np.array(image.shape[:2]) * side // min(image.shape[:2])
-        small = tf.cast(tf.image.resize(image, shape, antialias=True), tf.uint8)
-        small_items.append(tf.io.encode_jpeg(small, quality=90))
-    seconds = []
-    for encoded in (items, small_items):
-        elapsed = progress.stopwatch()
-        for item in encoded:
-            source.decode(item)
-        seconds.append(elapsed())
-    batches = iter(
-        data.build_view_pairs(config, source, config.train_split, config.seed, _DECODED_IMAGES)
-    )
-    next(batches)
-    elapsed = progress.stopwatch()
-    count = sum(_DECODED_IMAGES for _ in itertools.islice(batches, 4))
-    rate, size = count / elapsed(), source.num_bytes()
-    cached = (
-        f" --cache_dataset keeps all files ({size / 1e9:.1f} GB) in memory."
-        if size < memory.limits()[1] / 2 and not config.cache_dataset
-        else ""
-    )
-    return rate, (
-        f"decoding limits the speed to about {rate:.0f} images/s. Files with a shorter side of"
-        f" {side} pixels would be decoded {seconds[0] / seconds[1]:.1f} times as fast (see"
-        f" docs/own_images.md, Large photographs).{cached}"
-    )
-
-
 def train(context: RunContext) -> TrainingResult:
     """Trains to the last step, resuming from the newest checkpoint in `model_dir` if there is one.
 
@@ -541,8 +494,7 @@ def train(context: RunContext) -> TrainingResult:
         contextlib.ExitStack() as stack,
     ):
         state = build_training_state(context, directory)
-        first_step = step = state.step
-        decoding_rate, decoding_advice = math.inf, ""
+        step = state.step
         checkpoint = checkpoint_files.checkpoint_prefix(config.model_dir, step) if step else None
         teacher = None
         if config.train_mode == "distill" and step < steps.train:
@@ -559,7 +511,6 @@ def train(context: RunContext) -> TrainingResult:
         if step < steps.train:
             if is_chief:
                 _log_header(config, state.model, steps, num_examples, directory, strategy)
-                decoding_rate, decoding_advice = measure_decoding(config, context.source)
             batches = iter(train_dataset(context, step))
             step_function = TrainStep(state.model, state.optimizer, config, strategy, teacher)
             run_steps = make_run_steps(step_function)
@@ -583,10 +534,6 @@ def train(context: RunContext) -> TrainingResult:
             step += count
             log.update(step, means, seconds(), steps_per_call.is_compiled)
             steps_per_call.record(count, seconds())
-            rate = log.images_per_second / workers.count_workers()
-            if step - first_step >= _MEASURED_STEPS and rate > _MIN_FRACTION * decoding_rate:
-                console.log(decoding_advice)
-                decoding_rate = math.inf
             is_stopping = steps_per_call.agree(context.stop.requested, strategy)
             context.check_lock()
             saves = is_stopping or step == next_save

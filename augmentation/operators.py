@@ -325,11 +325,11 @@ def random_noise(
 
 
 def random_blur(channels: list[tf.Tensor], seeds: tf.Tensor) -> list[tf.Tensor]:
-    """Blurs each image with a sigma from 0.1 to 2, as `data_util.batch_random_blur` does on the device.
+    """Blurs each image with a random sigma, as `data_util.batch_random_blur` does on the device.
 
     The kernel size is a tenth of the image height, but at least three pixels.
     """
-    sigma = 0.1 + 1.9 * rng.uniforms(seeds, 1)[:, 0]
+    sigma = data_util.blur_sigma(rng.uniforms(seeds, 1)[:, 0])
     blurred = data_util.gaussian_blur(
         tf.stack(channels, -1), max(channels[0].shape[1] // 10, 2), sigma
     )

@@ -62,7 +62,7 @@ def branch_policy(
         "color": color if strength > 0 else (),
         "jitter": (dataclasses.replace(color[0], probability=1.0),),
         "drop": (dataclasses.replace(color[1], probability=1.0),),
-        "blur": (Operator("blur", operators.random_blur, 0.5),),
+        "blur": (Operator("blur", operators.random_blur, data_util.BLUR_PROBABILITY),),
     }
     return data_util.Policy((min_area, 1.0)).then(*sum((by_name[name] for name in names), ()))
 

@@ -66,12 +66,12 @@ def match_encoder(
             for key, name in names.items()
         }
         filters = channels["conv2d"] // (4 if bottleneck else 1)  # inner width of the last block
-        if filters < 512:
+        width = filters // (64 * 2 ** max(len(blocks) - 1, 0))
+        if not width:
             continue
         # Basic blocks have no SK convolution.
         sk_ratio = channels.get("conv2d_0", filters / 16) / filters if has_sk else 0.0
-        se_ratio = channels["se_reduce"] / filters if has_se else 0.0
-        width = filters // 512
+        se_ratio = channels.get("se_reduce", 0) / filters
         variables = {
             (f"{names[spec.key]}/{variable}", f"{ENCODER}{spec.key}/{variable}"): shape
             for spec in resnet.layer_specs(
@@ -80,14 +80,13 @@ def match_encoder(
             for variable, shape in spec.variables().items()
         }
         if {name: shape for (name, _), shape in variables.items()} == shapes:
-            settings = dict(
+            return dict(
                 resnet_depth=depth,
                 width_multiplier=width,
                 sk_ratio=sk_ratio,
                 se_ratio=se_ratio,
                 stem="cifar" if cifar_stem else "imagenet",
-            )
-            return settings, dict(variables.keys())
+            ), dict(variables.keys())
     return None
 
 
@@ -103,7 +102,7 @@ def infer_flags(shapes: Mapping[str, tuple]) -> dict | None:
     """
     encoder = {key: shape for key, shape in shapes.items() if key.startswith(ENCODER)}
     match = match_encoder(encoder, checkpoint_names)
-    if match is None:
+    if not match:
         return None
     layers = [
         shapes[key]

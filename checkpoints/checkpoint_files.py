@@ -66,7 +66,7 @@ def _missing_file(base: str, names: list[str]) -> str | None:
 
 def list_steps(directory: str) -> list[int]:
     """Returns the steps of the complete checkpoints in a directory, in ascending order."""
-    return sorted(step for step, missing in missing_files(directory).items() if missing is None)
+    return sorted(step for step, missing in missing_files(directory).items() if not missing)
 
 
 def is_readable(prefix: str) -> bool:

@@ -23,7 +23,7 @@ def infer_config(file: weight_files.WeightFile) -> Config:
       UserError: this program does not support the encoder.
     """
     flags = architecture.infer_flags(file.shapes)
-    if flags is None:
+    if not flags:
         raise UserError(
             f"{file.path}: unsupported encoder (no ResNet of depth 10 to 200 matches its "
             f"{len(file.shapes)} tensors). Use another checkpoint."

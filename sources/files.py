@@ -106,10 +106,6 @@ class FileSource(IndexedSource):
         """For each path: size, time of modification and time of change in ns, int64 [n, 3]; -1 for missing files."""
         return np.fromiter(map(_status, self.paths()), np.dtype((np.int64, 3)))
 
-    def num_bytes(self) -> int:
-        """Returns the total size of all files."""
-        return int(self._statuses[:, 0].sum())
-
     def files_digest(self) -> str:
         """Returns a hash of the paths, sizes and modification times of all files."""
         digest = hashlib.sha256(self._statuses.tobytes())

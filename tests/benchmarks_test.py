@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import model as model_lib
 import objective
+import resnet
 import simclr
 from benchmarks import baselines, cases, cli, measure, other_programs
 from benchmarks import compiled as steps
@@ -69,12 +70,11 @@ def test_implementations_run_and_agree(name, tmp_path, monkeypatch):
     for case in cases.BENCHMARKS[name][0](size, options):
         if "deterministic" in case.name:  # cannot be disabled again in this process
             continue
-        forms = [form for form in (case.ours, case.baseline) if form]
-        outputs = [measure.measure(*form, 1, case.warm_up, case.images) for form in forms]
-        assert all(outputs[0][unit] >= 0 for unit in case.units)
+        forms = filter(None, (case.ours, case.baseline))
+        first, *others = [measure.measure(*form, 1, case.warm_up, case.images) for form in forms]
+        assert all(first[unit] >= 0 for unit in case.units)
         if tolerance is not None:
-            results = [output["result"] for output in outputs]
-            assert results[0] == pytest.approx(results[1], abs=tolerance, rel=0)
+            assert first["result"] == pytest.approx(others[0]["result"], abs=tolerance, rel=0)
 
 
 def test_training_is_repeated_only_if_it_was_not_finished_with_the_same_settings(
@@ -112,42 +112,24 @@ def test_the_program_prints_json_lines_and_writes_a_profile(tmp_path):
 
 
 def test_medians_of_alternate_measurements_and_errors_are_reported(monkeypatch):
-    outputs = iter(
-        [
-            {"s": 1, "MB": 7, "result": 5},
-            {"s": 4},
-            {"s": 3, "MB": 7},
-            {"s": 2},
-            {"s": 2, "MB": 7},
-            {"error": "killed"},
-        ]
-    )
-    monkeypatch.setattr(cli, "_measure", lambda form, **settings: next(outputs))
+    outputs = [{"s": 1, "MB": 7, "result": 5}, {"s": 4}, {"s": 3, "MB": 7}, {"s": 2}]
+    failed = iter([*outputs, {"s": 2, "MB": 7}, {"error": "killed"}])
+    monkeypatch.setattr(cli, "_measure", lambda form, **settings: next(failed))
     case = cases.Case("x", ("ours", {}), ("baseline", {}))
-    lines = list(cli.compare(case, 1, 2))
-    assert [(line["ours"], line["baseline"], line["ratio"]) for line in lines] == [
-        (2, 3, 0.6667),
-        (7, None, None),
-    ]
-    assert lines[0]["results"] == [5, None]
-    assert next(cli.compare(case, 1, 1)) == {
-        "case": "x",
-        "unit": "s",
-        "ours": 2,
-        "baseline": None,
-        "ratio": None,
-        "error": "killed",
-    }
+    lines = [*cli.compare(case, 1, 2), next(cli.compare(case, 1, 1))]
+    values = [(line["unit"], line["ours"], line["baseline"], line["ratio"]) for line in lines]
+    assert values == [("s", 2, 3, 0.6667), ("MB", 7, None, None), ("s", 2, None, None)]
+    assert lines[0]["results"] == [5, None] and lines[2]["error"] == "killed"
 
 
 def test_baseline_of_lars_makes_the_same_updates():
-    start = [np.ones([3, 2], np.float32), np.ones(2, np.float32), np.zeros([2, 2], np.float32)]
+    start = [tf.ones([3, 2]), tf.ones(2), tf.zeros([2, 2])]
     ours, theirs = ([tf.Variable(value) for value in start] for _ in range(2))
     optimizer = LARSOptimizer(
         0.1, weight_decay=1e-6, exclude_from_weight_decay=lambda variable: variable.shape.rank <= 1
     )
     update = baselines.lars_updates(theirs)
-    gradients = [tf.constant(value + 0.5) for value in start]
+    gradients = [value + 0.5 for value in start]
     for _ in range(2):
         optimizer.apply_gradients(zip(gradients, ours))
         update(gradients)
@@ -161,7 +143,9 @@ def shapes_of(network):
 
 
 @pytest.mark.parametrize("depth, size", [(18, 32), (50, 224)])
-def test_both_networks_have_the_same_variables(depth, size):
+def test_both_networks_have_the_same_variables(depth, size, monkeypatch):
+    has_bottleneck, _ = resnet.DEPTHS[depth]
+    monkeypatch.setitem(resnet.DEPTHS, depth, (has_bottleneck, (2, 1)))
     config = Config(resnet_depth=depth, image_size=size)
     with tf.Graph().as_default():  # In a graph, weights are not initialized.
         ours = model_lib.build_model(config, 10)
@@ -272,11 +256,14 @@ ENTRY %main (j: f32[2,3], k: (s32[], f32[4])) -> f32[2,3] {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "limits"),
-    {
-        "one GPU, --a": {"kernels": 1500, "MB/view": 400, "temporary MB/view": 50},
-        "two GPUs": {"kernels": 2600, "MB/view": 700, "temporary MB/view": 50, "all-reduces": 120},
-    }.items(),
+    "case, limits",
+    [
+        ("one GPU, --a", {"kernels": 1500, "MB/view": 400, "temporary MB/view": 50}),
+        (
+            "two GPUs",
+            {"kernels": 2600, "MB/view": 700, "temporary MB/view": 50, "all-reduces": 120},
+        ),
+    ],
 )
 def test_compiled_step_on_gpus_is_within_limits(case, limits, jax_python):
     """ResNet-50 at 224 pixels with 256 images per H100, of which none is needed. Takes several minutes."""

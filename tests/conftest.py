@@ -1,5 +1,6 @@
 """Shared fixtures and setup: import paths, two logical CPU devices and double precision."""
 
+import gc
 import importlib.util
 import os
 import pathlib
@@ -31,6 +32,11 @@ from checkpoints import architecture, training_log  # noqa: E402
 from probing import confusion  # noqa: E402
 from runtime import console  # noqa: E402
 
+# Tracing creates many objects. The default thresholds make up a tenth of the processor time of the tests.
+gc.collect()
+gc.freeze()
+gc.set_threshold(100_000, 50, 100)
+
 # By default, Hypothesis tries the same examples in every run. With `--hypothesis-profile=soak`, it
 # tries more examples and chooses them at random.
 hypothesis.settings.register_profile("suites", derandomize=True, database=None)
@@ -39,6 +45,8 @@ hypothesis.settings.load_profile("suites")
 
 _CPU = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
+# Tests execute few steps, so Grappler would take longer than the steps. Tests of whole commands use it.
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 @pytest.fixture(scope="session")
@@ -117,11 +125,11 @@ def float64():
 
 
 @pytest.fixture
-def unoptimized_graphs():
-    """Disables Grappler for tests with few steps, in which graph optimization would take longer than the steps."""
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
+def optimized_graphs():
+    """Enables Grappler for one test."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -152,6 +160,12 @@ def _resnet_10_with_blocks(*blocks):
 def tiny_resnet():
     """Reduces ResNet-10 from four block groups to two, for tests that spend most of their time tracing."""
     yield from _resnet_10_with_blocks(1, 1)
+
+
+@pytest.fixture(scope="module")
+def one_block_resnet():
+    """Reduces ResNet-10 to the stem and one block."""
+    yield from _resnet_10_with_blocks(1)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Data sources and input pipelines: contents, order and repetition of examples."""
 
+import functools
 import json
 import os
 import pathlib
@@ -31,13 +32,13 @@ def tiny_tfds(tmp_path_factory):
     """Writes a TFDS data set of 50 images with unique gray levels, in two files per split. Returns its path."""
     import tensorflow_datasets as tfds
 
-    def rows(first, last):
+    def rows(*levels):
         return [
             (
                 level,
                 {"image": np.full([9, 7, 3], level, np.uint8), "label": level % 4, "extra": "x"},
             )
-            for level in range(first, last)
+            for level in range(*levels)
         ]
 
     directory = tmp_path_factory.mktemp("tfds")
@@ -59,15 +60,21 @@ def tiny_tfds(tmp_path_factory):
     return str(directory)
 
 
-def levels_of(records, source):
-    """Returns the gray levels of the records, in order."""
-    return [int(source.decode(item)[0, 0, 0]) for _, item, _ in records]
+def arrays_of(source, split, *arguments):
+    """Returns the keys, the items and the labels of all examples, given the arguments of `records`."""
+    return next(source.records(split, *arguments).batch(10_000).as_numpy_iterator())
 
 
 def keys_and_labels(source, split, *arguments):
-    """Returns the key and the label of each example, given the arguments of `records`."""
-    records = source.records(split, *arguments).as_numpy_iterator()
-    return [(int(key), int(label)) for key, _, label in records]
+    keys, _, labels = arrays_of(source, split, *arguments)
+    return [*zip(keys.tolist(), labels.tolist())]
+
+
+def labels_by_level(source, split="train"):
+    """Returns a dict that maps the gray level of each image to its label."""
+    return {
+        int(source.decode(item)[0, 0, 0]): int(label) for _, item, label in source.records(split)
+    }
 
 
 def labels_in(source):
@@ -79,54 +86,21 @@ def labels_in(source):
 
 def test_digits_has_fixed_balanced_and_disjoint_splits():
     source = digits.digits_source()
-    assert (source.num_examples("train"), source.num_examples("test"), source.num_classes) == (
-        1437,
-        360,
-        10,
-    )
-    rows = {split: list(source.records(split).as_numpy_iterator()) for split in ("train", "test")}
-    train, test = ({item.tobytes() for _, item, _ in rows[split]} for split in ("train", "test"))
-    assert len(train & test) == 0
-    counts = np.bincount([label for _, _, label in rows["test"]])
-    assert counts.min() >= 34 and counts.max() <= 38
-    assert rows["train"][0][1].shape == (8, 8, 3) and rows["train"][0][1].max() > 200
-
-
-def test_subfolders_are_classes(tmp_path):
-    levels = write_images(
-        tmp_path,
-        "cats/a.png",
-        "cats/deep/er/b.png",
-        "dogs/c.png",
-        ".hidden/d.png",
-        "dogs/.e.png",
-        "dogs/.thumbs/f.png",
-    )
-    (tmp_path / "dogs" / "notes.txt").write_text("not an image")
-    source = open_folder(tmp_path)
-    assert source.class_names == ["cats", "dogs"] and source.split_names == ["train"]
-    rows = {
-        (int(source.decode(item)[0, 0, 0]), int(label))
-        for _, item, label in source.records("train")
-    }
-    assert rows == {
-        (levels["cats/a.png"], 0),
-        (levels["cats/deep/er/b.png"], 0),
-        (levels["dogs/c.png"], 1),
-    }
+    (_, train, _), (_, test, labels) = (arrays_of(source, split) for split in ("train", "test"))
+    assert train.shape == (1437, 8, 8, 3) and test.shape == (360, 8, 8, 3) and train[0].max() > 200
+    assert {*map(bytes, train)}.isdisjoint(map(bytes, test))
+    counts = np.bincount(labels)
+    assert len(counts) == source.num_classes == 10 and counts.min() >= 34 and counts.max() <= 38
 
 
 @pytest.mark.parametrize("has_labels", [Source.has_labels, IndexedSource.has_labels])
 def test_has_labels_is_true_if_any_example_of_the_split_is_labeled(has_labels):
-    labels = np.full(40, -1, np.int64)
-    labels[7] = 0
-    splits = {"one": (np.zeros(40), labels), "none": (np.zeros(2000), np.full(2000, -1, np.int64))}
+    labels = np.full(2040, -1, np.int64)
+    labels[2007] = 0
+    splits = {"none": (np.zeros(2000), labels[:2000]), "one": (np.zeros(40), labels[2000:])}
     source = IndexedSource("x", splits, ["a"], tf.identity)
-    assert (
-        has_labels(source, "one")
-        and has_labels(source, "none+one")
-        and not has_labels(source, "none")
-    )
+    assert has_labels(source, "one") and has_labels(source, "none+one")
+    assert not has_labels(source, "none")
     source.class_names = None
     assert not has_labels(source, "one")
 
@@ -136,10 +110,8 @@ def test_has_labels_is_true_if_any_example_of_the_split_is_labeled(has_labels):
     [
         ((), "no images"),
         (("a.png", "b/c.png"), "both images .a.png, .*sub-folders .b, .*Set --nolabels"),
-        (("a/b.png", "a/c/d.png", "e/b.png", "f.png"), "both images .f.png, "),
         (("train/a.png", "train/b/c.png", "test/b/c.png"), "sub-folders .b, .* in train. Set"),
         (("train/a.png", "test/b/c.png"), "Use the same layout"),
-        (("x_train/a.png", "x_test/b.png"), "x_test, x_train are splits rather than classes"),
         (("trainA/a.png", "trainB/b.png", "testA/a.png"), "testA, trainA, trainB are splits"),
         (
             ("seg_train/seg_train/a/1.png", "seg_test/seg_test/a/2.png", "seg_pred/3.png"),
@@ -159,7 +131,6 @@ def test_has_labels_is_true_if_any_example_of_the_split_is_labeled(has_labels):
             ("val/a/b.png", "validation/a/b.png"),
             "two folders contain the same split .val, validation.. Keep only one",
         ),
-        (("Train/a/b.png", "training/a/b.png"), "two folders contain the same split"),
         (
             ("train/a/b.png", "test/a/b.png", "extra/b.png"),
             "split folders .test, train. are next to other folders .ex",
@@ -184,25 +155,17 @@ def test_ambiguous_folder_layouts_give_one_line_errors(tmp_path, names, word):
     "names, splits",
     [
         ("train valid test", "test train validation"),
-        ("Train Test", "test train"),
         ("TRAINING Val", "train validation"),
         ("training testing", "test train"),
-        ("train", "train"),
         ("training_set test_set", "test train"),
         ("train2017 val2017", "train validation"),
         ("train dev eval", "test train validation"),
     ],
 )
 def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
-    write_images(tmp_path, *(f"{folder}/{name}/1.png" for folder in names.split() for name in "xy"))
-    write_images(
-        tmp_path,
-        "__MACOSX/train/._1.png",
-        "__MACOSX/x.png",
-        "@eaDir/y.png",
-        "lost+found/z.png",
-        ".git/a.png",
-    )
+    images = (f"{folder}/{name}/1.png" for folder in names.split() for name in "xy")
+    ignored = ("__MACOSX/train/._1.png", "__MACOSX/x.png", "@eaDir/y.png", "lost+found/z.png")
+    write_images(tmp_path, *images, *ignored, ".git/a.png")
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations" / "boxes.xml").write_text("no image")
     source = open_folder(tmp_path)
@@ -214,30 +177,23 @@ def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
     "names, labels, classes, sizes, lines",
     [
         (
-            "in/set/a/1 in/set/b/2 in/set/b/deep/3",
-            True,
-            ["a", "b"],
-            {"train": 3},
-            ["NAME: the data set is in its sub-folder in/set (--dataset=NAME/in/set)"],
-        ),
-        (
             "x/x/train/a/1 x/x/train/b/2 x/x/test/a/3",
             True,
-            ["a", "b"],
+            "a b",
             {"test": 1, "train": 2},
             ["NAME: the data set is in its sub-folder x/x (--dataset=NAME/x/x)"],
         ),
         (
             "train_set/train_set/a/1 train_set/train_set/b/2 test_set/test_set/b/3",
             True,
-            ["a", "b"],
+            "a b",
             {"test": 1, "train": 2},
             [],
         ),
         (
             "train/n1/images/1 train/n2/images/2 val/images/3",
             True,
-            ["n1", "n2"],
+            "n1 n2",
             {"train": 2},
             [
                 "validation is not used, because its only folder, images, is not a class of train"
@@ -247,7 +203,7 @@ def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
         (
             "fold1/a/1 fold1/b/2 fold1/c/5 fold2/x/a/3 fold2/x/b/4",
             True,
-            ["fold1", "fold2"],
+            "fold1 fold2",
             {"train": 5},
             [
                 "fold1, fold2 are the classes, although they contain the same folders (a, b). If"
@@ -257,7 +213,7 @@ def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
         (
             "train/a/1 train/b/2 test/3",
             True,
-            ["a", "b"],
+            "a b",
             {"train": 2},
             ["test is not used, because it has no class folders (with --nolabels, it is used)"],
         ),
@@ -278,14 +234,14 @@ def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
         (
             "train/cafe\u0301/1 train/b/2 test/caf\u00e9/3",
             True,
-            ["b", "caf\u00e9"],
+            "b caf\u00e9",
             {"test": 1, "train": 2},
             [],
         ),
         (
             "train/1 car/2 ship/3",
             True,
-            ["car", "ship", "train"],
+            "car ship train",
             {"train": 3},
             [
                 "NAME: the folder train counts as a class, not as a split, because it is next to"
@@ -302,35 +258,32 @@ def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
 def test_layouts_of_archives(names, labels, classes, sizes, lines, tmp_path, logged):
     write_images(tmp_path, *(f"{name}.png" for name in names.split()))
     source = datasets.open_source(f"folder:{tmp_path}", labels=labels)
-    assert source.class_names == classes
+    assert source.class_names == (classes and classes.split())
     assert {split: source.num_examples(split) for split in source.split_names} == sizes
     assert [line.replace(source.name, "NAME") for line in logged] == lines
-    assert labels_in(source) == (set(range(len(classes))) if classes else {-1})
+    assert labels_in(source) == ({*range(len(source.class_names))} if classes else {-1})
 
 
 def test_class_folders_without_images_are_reported(tmp_path, logged):
     write_images(tmp_path, "train/cat/1.png", "train/dog/2.png", "test/cat/3.png")
     for name in ("train/empty", "train/raw/deep", "test/empty", "test/dog"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "train" / "raw" / "deep" / "a.ps").touch()
     assert open_folder(tmp_path).class_names == ["cat", "dog"]
-    assert logged == [
-        "ignored class folders without images: empty, raw",
-        "ignored files that are not images: 1 .ps",
-    ]
+    assert logged == ["ignored class folders without images: empty, raw"]
 
 
-def test_classes_have_the_same_label_in_all_splits(tmp_path):
-    levels = write_images(
-        tmp_path, "train/blue/1.png", "train/green/2.png", "test/green/3.png", "test/amber/4.png"
+def test_sub_folders_are_classes_with_the_same_labels_in_all_splits(tmp_path):
+    names = (
+        "train/blue/1.png",
+        "train/green/deep/er/2.png",
+        "test/green/3.png",
+        "test/amber/4.png",
     )
+    hidden = ("train/blue/.5.png", "train/.hidden/6.png", "test/green/.thumbs/7.png")
+    write_images(tmp_path, *names, *hidden)
     source = open_folder(tmp_path)
-    for split in ("train", "test"):
-        for _, item, label in source.records(split):
-            name = next(
-                name for name, level in levels.items() if level == int(source.decode(item)[0, 0, 0])
-            )
-            assert name.startswith(f"{split}/{source.class_names[int(label)]}/")
+    assert labels_by_level(source, "train") == {1: 1, 2: 2}
+    assert labels_by_level(source, "test") == {3: 2, 4: 0}
     assert source.class_counts("train") == {"amber": 0, "blue": 1, "green": 1}
     assert source.class_counts("test+train") == {"amber": 1, "blue": 1, "green": 2}
 
@@ -363,10 +316,10 @@ def test_folders_may_have_any_name(tmp_path, monkeypatch, name):
     levels = write_images(tmp_path / name, f"{name}/1.png", "b/2.png")
     # If `name` were treated as a glob pattern, it would match these folders.
     write_images(tmp_path, "ab/other/9.png", "a1b/other/9.png")
-    for path in (f"./{name}", str(tmp_path / name), *([] if name == "~" else [name])):
+    for path in (f"./{name}", tmp_path / name):
         source = datasets.open_source(f"folder:{path}")
         assert source.class_names == sorted([name, "b"])
-        assert sorted(levels_of(source.records("train"), source)) == sorted(levels.values())
+        assert {*labels_by_level(source)} == {*levels.values()}
 
 
 def keys_of(source, split):
@@ -375,7 +328,7 @@ def keys_of(source, split):
     return {os.fsdecode(path): int(key) for key, path in zip(keys, paths)}
 
 
-def test_adding_or_removing_images_does_not_move_other_images_between_slices(tmp_path):
+def test_adding_removing_or_excluding_images_does_not_move_other_images_between_slices(tmp_path):
     """Checks that percent slices depend only on hashes of the image paths relative to the root."""
     names = [f"{name}/{number}.png" for name in "ab" for number in range(50)]
     root = tmp_path / "photos"
@@ -392,28 +345,22 @@ def test_adding_or_removing_images_does_not_move_other_images_between_slices(tmp
         assert set(keys_of(first, split)) == {
             name for name in names if low <= fractions[name] < high
         }, split
-    assert list(keys_of(first, "train")) == sorted(names, key=fractions.get)
+    keys = keys_of(first, "train")
+    assert [*keys] == sorted(names, key=fractions.get) and len(set(keys.values())) == len(names)
     write_images(root, "0/new.png", "a/new.png", "c/new.png")
     (root / "a" / "7.png").unlink()
     second = open_folder(root.rename(tmp_path / "elsewhere"))
+    excluded = "b/3.png", "b/4.png"
+    second.exclude(f"{second.root}/{name}" for name in excluded)
     for split in ("train[:90%]", "train[90%:]", "train"):
         before, after = keys_of(first, split), keys_of(second, split)
-        assert len(set(before.values())) == len(before)
-        assert {name: key for name, key in before.items() if name != "a/7.png"} == {
-            name: key for name, key in after.items() if "new" not in name
+        assert {name: key for name, key in after.items() if "new" not in name} == {
+            name: key for name, key in before.items() if name not in ("a/7.png", *excluded)
         }
 
 
 def test_absolute_slices_and_combined_splits_preserve_the_order(tmp_path):
-    write_images(
-        tmp_path,
-        *(
-            f"{split}/{name}/{number}.png"
-            for split in ("train", "test")
-            for name in "ab"
-            for number in range(10)
-        ),
-    )
+    write_images(tmp_path, *(f"train/{row}.png" for row in range(20)), "test/1.png", "test/2.png")
     source = open_folder(tmp_path)
     train, test = (list(keys_of(source, split)) for split in ("train", "test"))
     for split, expected in {
@@ -439,13 +386,11 @@ def test_absolute_slices_and_combined_splits_preserve_the_order(tmp_path):
     ):
         with rejects("--train_split=.* has no such split. Use test, train, or a slice of"):
             datasets.check_split(source, "train_split", split)
+    with rejects("is empty"):
+        datasets.check_split(source, "train_split", "train[5:5]")
 
 
 def test_describe_data_depends_on_splits_classes_and_files(tmp_path, tiny_tfds):
-    assert digits.digits_source().describe_data() == {
-        "name": "digits",
-        "splits": {"test": 360, "train": 1437},
-    }
     assert datasets.open_source("tiny_shapes", tiny_tfds).describe_data() == {
         "name": "tiny_shapes",
         "version": "1.0.0",
@@ -453,7 +398,11 @@ def test_describe_data_depends_on_splits_classes_and_files(tmp_path, tiny_tfds):
         "splits": {"test": 10, "train": 40},
     }
     write_images(tmp_path, "train/a/1.png", "train/b/2.png", "test/a/3.png")
-    described = open_folder(tmp_path).describe_data()
+
+    def describe():
+        return open_folder(tmp_path).describe_data()
+
+    described = describe()
     assert described == json.loads(json.dumps(described))
     assert described["splits"] == {"test": 1, "train": 2} and described["classes"] == ["a", "b"]
     restricted = open_folder(tmp_path)
@@ -461,24 +410,20 @@ def test_describe_data_depends_on_splits_classes_and_files(tmp_path, tiny_tfds):
     assert restricted.describe_data() == described
     file = tmp_path / "train" / "a" / "1.png"
     renamed = file.rename(file.with_name("4.png"))
-    changed = open_folder(tmp_path).describe_data()
+    changed = describe()
     assert changed["files"] != described["files"] and changed["splits"] == described["splits"]
     renamed.rename(file)
-    assert open_folder(tmp_path).describe_data() == described
+    assert describe() == described
     file.write_bytes(file.read_bytes() + b"x")
-    assert open_folder(tmp_path).describe_data()["files"] != described["files"]
+    assert describe()["files"] != described["files"]
 
 
 def test_tfds_records_are_encoded_and_have_unique_keys(tiny_tfds):
     source = datasets.open_source("tiny_shapes", tiny_tfds)
     assert source.num_classes == 4 and source.split_names == ["test", "train"]
-    records = list(source.records("train"))
-    levels = levels_of(records, source)
-    assert sorted(levels) == list(range(40))
-    assert records[0][1].dtype == tf.string  # Images have not been decoded yet.
-    keys, labels = zip(*keys_and_labels(source, "train"))
-    assert len(set(keys)) == 40 and [*labels] == [level % 4 for level in levels]
-    assert source.num_examples("train[:25%]") == 10 == len(list(source.records("train[:25%]")))
+    keys, items, _ = arrays_of(source, "train")
+    assert len(set(keys)) == 40 and isinstance(items[0], bytes)  # Images are not decoded yet.
+    assert source.num_examples("train[:25%]") == 10 == len(arrays_of(source, "train[:25%]")[0])
 
 
 @pytest.fixture
@@ -516,23 +461,11 @@ def test_corrupt_tfds_metadata_gives_a_one_line_error(content, tfds_copy):
 def test_examples_have_the_same_key_in_slices_as_in_the_whole_split(tiny_tfds):
     tiny = datasets.open_source("tiny_shapes", tiny_tfds)
     for source, split in ((tiny, "train[30:]"), (digits.digits_source(), "train[9:19]")):
-
-        def named(split, source=source):
-            return {
-                np.array(item).tobytes(): int(key)
-                for key, item, _ in source.records(split).as_numpy_iterator()
-            }
-
-        whole, selected = named("train"), named(split)
-        assert selected and all(whole[item] == key for item, key in selected.items())
-
-
-@pytest.mark.parametrize("name", ["digits", "tiny_shapes"])
-def test_record_order_depends_only_on_the_seed(name, tiny_tfds):
-    source = datasets.open_source(name, tiny_tfds)
-    one, again, two = (keys_and_labels(source, "test", seed) for seed in (1, 1, 2))
-    assert one == again != two
-    assert sorted(one) == sorted(two) == sorted(keys_and_labels(source, "test"))
+        whole, selected = (
+            dict(zip(keys, items.tolist()))
+            for keys, items, _ in (arrays_of(source, "train"), arrays_of(source, split))
+        )
+        assert selected and selected.items() <= whole.items()
 
 
 def sharded(source, split, seed, shards):
@@ -544,15 +477,14 @@ def sharded(source, split, seed, shards):
     return sorted(sum(rows, []))
 
 
-@pytest.mark.parametrize(
-    "name, split", [("digits", "test"), ("tiny_shapes", "train"), ("tiny_shapes", "test")]
-)
-@pytest.mark.parametrize("shards", [2, 3])
-def test_shards_partition_a_split(name, split, shards, tiny_tfds):
-    source = datasets.open_source(name, tiny_tfds)
-    for seed in (None, 4):
-        expected = sorted(keys_and_labels(source, split))
-        assert sharded(source, split, seed, shards) == expected
+# A shard of tiny_shapes consists of whole files if there are at least as many files as shards.
+@pytest.mark.parametrize("name, shards", [("digits", 3), ("tiny_shapes", 2), ("tiny_shapes", 3)])
+def test_shards_partition_a_split_whose_order_depends_only_on_the_seed(name, shards, tiny_tfds):
+    source, split = datasets.open_source(name, tiny_tfds), "train[:39]"
+    expected = sorted(keys_and_labels(source, split))
+    assert sharded(source, split, 4, shards) == expected
+    one, again, two = (keys_and_labels(source, split, seed) for seed in (1, 1, 2))
+    assert one == again != two and sorted(one) == expected == sorted(two)
 
 
 def test_shuffle_buffer_size_respects_the_memory_limit(tiny_tfds):
@@ -569,30 +501,28 @@ def test_shuffle_buffer_size_respects_the_memory_limit(tiny_tfds):
 def test_training_views_match_a_loop_over_examples_and_views(mode, num_views):
     """Computes each view separately, with the crop, flip and color distortion that the paper specifies."""
     config = make_config(
-        train_mode=mode, train_split="train[:8]", train_batch_size=8, image_size=12
+        train_mode=mode, train_split="train[:4]", train_batch_size=4, image_size=12
     )
     source, seed = digits.digits_source(), 3
-    views, labels = next(data.build_train_dataset(config, source, seed, 8).as_numpy_iterator())
+    views, labels = next(data.build_train_dataset(config, source, seed, 4).as_numpy_iterator())
     epoch_seed = rng.scalar_seed(rng.fold_in(tf.constant([seed, data._VIEWS], tf.int64), 0))
     flip = data_util.Operator("flip", data_util.flip_horizontally, 0.5)
     distortions = data_util.color_distortion(1.0, "multiplicative") if mode == "pretrain" else ()
-    policy, expected = data_util.Policy((0.08, 1.0), (flip, *distortions)), []
-    for key, image, label in source.records(config.train_split):
-        view_seeds = [
-            rng.nth_seed(tf.stack([epoch_seed, key]), view, rng.VIEW) for view in range(num_views)
-        ]
-        expected.append(
-            (
-                int(label),
-                [data_util.apply_policy(image, policy, view_seed, 12) for view_seed in view_seeds],
-            )
-        )
+    policy, rows = data_util.Policy((0.08, 1.0), (flip, *distortions)), []
     assert len(views) == num_views
-    assert views[0].shape == (8, 12, 12, 3) and views[0].dtype == np.float32
-    for *example_views, label in zip(*views, labels):  # The examples are in random order.
-        distances = [np.abs(np.subtract(example_views, other)).max() for _, other in expected]
-        nearest_label, _ = expected.pop(np.argmin(distances))
-        assert min(distances) < 1e-5 and nearest_label == label
+    assert views[0].shape == (4, 12, 12, 3) and views[0].dtype == np.float32
+    for key, image, label in source.records(config.train_split):
+        view_seeds = (
+            rng.nth_seed(tf.stack([epoch_seed, key]), view, rng.VIEW) for view in range(num_views)
+        )
+        expected = [
+            data_util.apply_policy(image, policy, view_seed, 12) for view_seed in view_seeds
+        ]
+        # The examples are in random order.
+        distances = np.abs(np.stack(views, 1) - expected).max((1, 2, 3, 4))
+        rows.append(distances.argmin())
+        assert distances.min() < 1e-5 and labels[rows[-1]] == label
+    assert sorted(rows) == [*range(4)]
 
 
 @pytest.mark.parametrize(
@@ -601,48 +531,34 @@ def test_training_views_match_a_loop_over_examples_and_views(mode, num_views):
 )
 def test_evaluation_images_are_resized_center_crops(size, center_crop, window):
     """The crop covers 87.5 % of the shorter side (7 of 8 pixels). With an image size of up to 32, there is no crop."""
-    config, source = (
-        make_config(eval_center_crop=center_crop, image_size=size),
-        digits.digits_source(),
-    )
+    config = make_config(eval_center_crop=center_crop, image_size=size)
+    source = digits.digits_source()
     images, labels, _ = next(iter(data.build_eval_dataset(config, source, "test[:50]", 50)))
-    records = list(source.records("test[:50]").as_numpy_iterator())
-    crops = np.stack([image[window, window] for _, image, _ in records]) / np.float32(255)
+    _, items, expected_labels = arrays_of(source, "test[:50]")
+    crops = items[:, window, window] / np.float32(255)
     expected = np.clip(tf.image.resize(crops, [size, size], tf.image.ResizeMethod.BICUBIC), 0, 1)
     assert_allclose(images, expected, atol=1e-5)
-    assert_array_equal(labels, [label for _, _, label in records])
+    assert_array_equal(labels, expected_labels)
 
 
 @pytest.mark.parametrize(
     "name, cache, strength",
     [("digits", False, 1.0), ("tiny_shapes", False, 0.0), ("tiny_shapes", True, 0.0)],
 )
-def test_training_data_can_start_at_any_step(name, cache, strength, tiny_tfds):
+def test_every_epoch_contains_every_example_once_and_training_can_start_at_any_step(
+    name, cache, strength, tiny_tfds
+):
     source = datasets.open_source(name, tiny_tfds)
     config = make_config(
         train_split="train[:40]", cache_dataset=cache, color_jitter_strength=strength
     )
-    whole = data.build_train_dataset(config, source, 5, 16)
-    expected = list(whole.take(7).as_numpy_iterator())
-    for step in (0, 1, 4, 6):
-        views, labels = next(
-            data.build_train_dataset(config, source, 5, 16, start_step=step).as_numpy_iterator()
-        )
-        assert_array_equal(views, expected[step][0])
-        assert_array_equal(labels, expected[step][1])
-
-
-@pytest.mark.parametrize("name", ["digits", "tiny_shapes"])
-def test_every_epoch_contains_every_example_once_in_a_different_order(name, tiny_tfds):
-    source = datasets.open_source(name, tiny_tfds)
-    config = make_config(train_split="train[:40]", color_jitter_strength=0.0)
-    dataset = data.build_train_dataset(config, source, 5, 8)
-    labels = np.concatenate([labels for _, labels in dataset.take(10).as_numpy_iterator()]).reshape(
-        2, 40
-    )
-    expected = sorted(label for _, label in keys_and_labels(source, "train[:40]"))
-    assert sorted(labels[0]) == expected == sorted(labels[1])
-    assert (labels[0] != labels[1]).any()
+    batches = list(data.build_train_dataset(config, source, 5, 16).take(5).as_numpy_iterator())
+    first, second = np.concatenate([labels for _, labels in batches]).reshape(2, 40)
+    expected = sorted(arrays_of(source, "train[:40]")[2])
+    assert sorted(first) == expected == sorted(second) and (first != second).any()
+    # The fifth step is in the second epoch.
+    later = data.build_train_dataset(config, source, 5, 16, start_step=4)
+    tf.nest.map_structure(assert_array_equal, next(later.as_numpy_iterator()), batches[4])
 
 
 def test_views_depend_on_seed_and_epoch_but_not_on_the_example_order():
@@ -651,35 +567,33 @@ def test_views_depend_on_seed_and_epoch_but_not_on_the_example_order():
 
     def batches(seed, **settings):
         dataset = data.build_train_dataset(config.replace(**settings), source, seed, 40)
-        return [
-            view[np.lexsort(view.reshape(40, -1).T)]
-            for (view, _), _ in dataset.take(2).as_numpy_iterator()
-        ]
+        return [{*map(bytes, view)} for (view, _), _ in dataset.take(2).as_numpy_iterator()]
 
     first, second = batches(1)
-    assert np.abs(first - second).max() > 0.1  # Views differ between epochs.
-    # Caching changes only the order.
-    assert_array_equal(first, batches(1, cache_dataset=True)[0])
-    assert np.abs(first - batches(2)[0]).max() > 0.1
+    assert first.isdisjoint(second)  # Views differ between epochs.
+    assert first == batches(1, cache_dataset=True)[0]  # Caching changes only the order.
+    assert first.isdisjoint(batches(2)[0])
 
 
-def test_views_do_not_depend_on_the_batch_size():
-    """Uses batches of one chunk each, so the batch size determines which images are augmented together."""
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_examples_do_not_depend_on_the_batch_size(place):
+    """Compares batches of one image with batches of two chunks of 12 images."""
+    config = make_config(train_split="train[:30]", augment_on=place, image_size=40)
     source = digits.digits_source()
-    reference = None
-    for batch_size in (1, 6, 20):
-        config = make_config(train_split="train[:24]")
-        dataset = data.build_train_dataset(config, source, 5, batch_size).unbatch().take(60)
-        views = np.stack([views for views, _ in dataset.as_numpy_iterator()])
-        reference = views if reference is None else reference
-        assert_allclose(views, reference, atol=1e-5)
-    assert reference.shape == (60, 2, 8, 8, 3) and np.abs(reference[0] - reference[1]).max() > 0.1
+    build_train = functools.partial(data.build_train_dataset, config, source, 5)
+    build_eval = functools.partial(data.build_eval_dataset, config, source, "test[:48]")
+    for build in (build_train, build_eval):
+        alone, together = (
+            [*build(size).unbatch().take(48).as_numpy_iterator()] for size in (1, 24)
+        )
+        for pair in zip(alone, together, strict=True):
+            tf.nest.map_structure(functools.partial(assert_allclose, atol=1e-5), *pair)
 
 
 @pytest.mark.parametrize(
     "pixels", ["jpeg", "jpeg_gray", "jpeg_without_subsampling", "png", "bands"]
 )
-def test_only_the_crop_region_of_large_jpegs_is_decoded(pixels, tmp_path):
+def test_only_the_crop_region_of_large_jpegs_is_decoded(pixels):
     colors = np.random.default_rng(0).integers(0, 256, [13, 17, 1 if pixels == "jpeg_gray" else 3])
     image = np.uint8(tf.image.resize(colors, [130, 171], tf.image.ResizeMethod.BICUBIC))
     options = {"chroma_downsampling": False} if pixels == "jpeg_without_subsampling" else {}
@@ -688,31 +602,28 @@ def test_only_the_crop_region_of_large_jpegs_is_decoded(pixels, tmp_path):
         if pixels == "png"
         else tf.io.encode_jpeg(image, quality=80, **options)
     )
-    # The format is detected from the content, not from the suffix.
-    (tmp_path / "a.png").write_bytes(encoded.numpy())
-    source = datasets.open_source(f"folder:{tmp_path}")
+    source = digits.digits_source()
     if pixels == "bands":
         source.conversion = Conversion(None, (3, 2, 1))
-        source.decode = lambda item: tf.io.decode_image(item)[..., ::-1]
     whole = source.decode(encoded).numpy()
+
+    def draw(shape, seed):
+        windows = [data_util.random_window(shape, seed + view) for view in range(2)]
+        return map(tf.stack, zip(*windows))
 
     @tf.function(autograph=False)
     def decode(seed):
-        def draw(shape):
-            windows = [data_util.random_window(shape, seed + view) for view in range(2)]
-            return map(tf.stack, zip(*windows))
-
-        region, begins, sizes = data._decode_windows(source, encoded, draw, 64)
-        windows = zip(*map(tf.unstack, (begins, sizes)))
-        return region, [tf.slice(region, *window) for window in windows]
+        region, *windows = data._decode_windows(
+            source, encoded, lambda shape: draw(shape, seed), 64
+        )
+        return region, [tf.slice(region, *window) for window in zip(*map(tf.unstack, windows))]
 
     smaller = 0
     for number in range(40):
         seed = tf.constant([number, 7], tf.int64)
         region, windows = decode(seed)
         smaller += region.shape[0] * region.shape[1] < 0.8 * 130 * 171
-        for view, window in enumerate(windows):
-            begin, size = data_util.random_window(whole.shape, seed + view)
+        for window, begin, size in zip(windows, *draw(whole.shape, seed), strict=True):
             assert_array_equal(window, tf.slice(whole, begin, size))
     assert smaller == 0 if pixels in ("png", "bands") else smaller >= 10
 
@@ -740,22 +651,6 @@ def test_scaled_decoding_changes_smooth_images_little():
         assert round(height / scaled_height) == 2 ** min(int(np.log2(min(size[:2]) / 64)), 3)
 
 
-@pytest.mark.parametrize("place", ["host", "device"])
-def test_batches_are_those_of_a_sequential_pipeline(place, monkeypatch):
-    """Chunks of 16 images make up a batch of 48."""
-    config, source = make_config(image_size=12, augment_on=place), digits.digits_source()
-
-    def batches():
-        training = data.build_train_dataset(config, source, 5, 48).take(3)
-        evaluation = data.build_eval_dataset(config, source, "test[:100]", 48)
-        return tf.nest.flatten([*training, *evaluation])
-
-    parallel = batches()
-    monkeypatch.setattr(data, "batched", tf.data.Dataset.batch)
-    for pair in zip(parallel, batches(), strict=True):
-        assert_array_equal(*pair)
-
-
 def test_batches_copied_to_a_device_in_advance_are_the_same(monkeypatch):
     """Uses the CPU in place of a GPU."""
     batches = data.build_eval_dataset(make_config(), digits.digits_source(), "test[:100]", 16)
@@ -771,56 +666,45 @@ def test_batches_copied_to_a_device_in_advance_are_the_same(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "fraction, expected",
-    [(0.1, [3, 3, 4]), (0.31, [10, 10, 11]), (0.61, [10, 25, 26]), (1.0, [10, 30, 60])],
+    "fraction, expected", [(0.1, [3, 3, 4]), (0.61, [10, 25, 26]), (1.0, [10, 30, 60])]
 )
 def test_label_fraction_balances_classes_as_far_as_possible(fraction, expected):
-    labels = np.random.default_rng(0).permutation([0] * 10 + [1] * 30 + [2] * 60 + [-1] * 50)
+    labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2, -1], [10, 30, 60, 50]))
     rows = label_subsets.choose_balanced(labels, fraction, 3)
     counts = np.bincount(labels[rows], minlength=3)
-    assert sorted(counts) == expected and len(set(rows)) == len(rows) and (np.diff(rows) > 0).all()
+    assert sorted(counts) == expected and (np.diff(rows) > 0).all()
     assert (rows == label_subsets.choose_balanced(labels, fraction, 3)).all()
     assert fraction == 1 or set(rows) != set(label_subsets.choose_balanced(labels, fraction, 4))
 
 
-def restricted(name, tiny_tfds, fraction=0.2, seed=0):
-    source = datasets.open_source(name, tiny_tfds)
-    source.restrict("train", fraction, seed)
-    return source
+@pytest.mark.parametrize("name", ["digits", "tiny_shapes"])
+def test_label_subset_is_the_same_on_every_worker_and_in_every_run(name, tiny_tfds):
+    split = "train[:40]"
 
+    def restricted(seed=0, hide=False):
+        source = datasets.open_source(name, tiny_tfds)
+        source.restrict(split, 0.3, seed, hide)
+        return source
 
-@pytest.mark.parametrize("name, total", [("digits", 287), ("tiny_shapes", 8)])
-@pytest.mark.parametrize("shards", [1, 3])
-def test_label_subset_is_the_same_on_every_worker_and_in_every_run(name, total, shards, tiny_tfds):
-    selected, again = (
-        sharded(restricted(name, tiny_tfds), "train", seed, shards) for seed in (None, 5)
-    )
-    assert selected == again and len(selected) == len(set(selected)) == total
+    selected = sharded(restricted(), split, None, 1)
+    assert sharded(restricted(), split, 5, 3) == selected
+    assert len(selected) == len(set(selected)) == 12
     counts = np.bincount([label for _, label in selected])
     assert counts.max() - counts.min() <= 1
-    whole = datasets.open_source(name, tiny_tfds)
-    assert set(selected) < (rows := {*keys_and_labels(whole, "train")})
-    whole.restrict("train", 0.2, 0, hide=True)
-    hidden = keys_and_labels(whole, "train")
+    rows = {*keys_and_labels(datasets.open_source(name, tiny_tfds), split)}
+    assert set(selected) < rows
+    source = restricted(hide=True)
+    hidden = keys_and_labels(source, split)
     assert sorted(row for row in hidden if row in rows) == selected and len(hidden) == len(rows)
-    whole.drop_unlabeled("train")
-    assert sorted(keys_and_labels(whole, "train")) == selected
-    other = restricted(name, tiny_tfds, seed=1)
-    assert selected != sorted(keys_and_labels(other, "train"))
-
-
-def test_label_fraction_too_small_for_all_classes_is_rejected(tiny_tfds):
-    with rejects(
-        "--label_fraction=0.05: in --train_split=train, 2 examples are too few for 4 "
-        "classes. Use at least 0.1."
-    ):
-        restricted("tiny_shapes", tiny_tfds, 0.05)
+    source.drop_unlabeled(split)
+    assert sorted(keys_and_labels(source, split)) == selected
+    assert sorted(keys_and_labels(restricted(1), split)) != selected
 
 
 def test_cache_dataset_reads_files_only_once(tmp_path):
     write_images(tmp_path, *(f"{name}/{number}.png" for name in "ab" for number in range(10)))
     source = open_folder(tmp_path)
-    config = make_config(train_batch_size=10, cache_dataset=True)
+    config = make_config(cache_dataset=True, color_jitter_strength=0.0)
     batches = iter(data.build_train_dataset(config, source, 1, 10).prefetch(0))
     next(batches), next(batches)
     for path in tmp_path.glob("*/*.png"):
@@ -830,58 +714,38 @@ def test_cache_dataset_reads_files_only_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "split, batch, replicas",
+    "split, batch, replicas, workers",
     [
-        ("test", 7, 1),
-        ("test", 16, 1),
-        ("test", 4, 2),
-        ("test", 360, 1),
-        ("test", 100, 4),
-        ("test[:61]", 31, 2),
-        ("test[:2]", 1, 4),
+        ("test[:61]", 7, 1, 1),
+        ("test[:61]", 31, 2, 1),
+        ("test[:2]", 1, 4, 1),
+        ("test", 360, 1, 1),
+        ("test[:97]", 16, 1, 2),
+        ("test[:97]", 8, 2, 3),
     ],
 )
-def test_evaluation_includes_every_example_exactly_once(split, batch, replicas):
-    source = digits.digits_source()
-    dataset = data.build_eval_dataset(make_config(), source, split, batch, replicas=replicas)
-    batches = list(dataset.as_numpy_iterator())
-    assert len(batches) % replicas == 0 and all(len(images) == batch for images, _, _ in batches)
-    labels, weights = (np.concatenate([arrays[column] for arrays in batches]) for column in (1, 2))
+def test_evaluation_includes_every_example_exactly_once(split, batch, replicas, workers):
+    source, batches = digits.digits_source(), []
+    for worker in range(workers):
+        context = tf.distribute.InputContext(workers, worker)
+        dataset = data.build_eval_dataset(make_config(), source, split, batch, context, replicas)
+        batches.append(list(dataset.as_numpy_iterator()))
+    (count,) = set(map(len, batches))  # All workers evaluate the same number of batches.
+    batches = sum(batches, [])
+    assert count % replicas == 0 and all(len(images) == batch for images, _, _ in batches)
+    _, labels, weights = map(np.concatenate, zip(*batches))
     assert weights.sum() == source.num_examples(split)
-    expected = sorted(label for _, label in keys_and_labels(source, split))
-    assert sorted(labels[weights > 0]) == expected
+    assert sorted(labels[weights > 0]) == sorted(arrays_of(source, split)[2])
     assert (labels[weights == 0] == -1).all()
 
 
 @pytest.mark.parametrize(
     "given, split, replicas, expected",
-    [
-        (2048, "test[:60]", 1, 60),
-        (2048, "test[:61]", 2, 31),
-        (256, "train", 4, 64),
-        (8, "test[:2]", 4, 1),
-        (64, "test[:64]", 1, 64),
-    ],
+    [(2048, "test[:61]", 2, 31), (256, "train", 4, 64), (8, "test[:2]", 4, 1)],
 )
 def test_evaluation_batch_size_is_limited_to_the_split_size(given, split, replicas, expected):
     config, source = make_config(eval_batch_size=given), digits.digits_source()
     assert data.eval_batch_size(config, source, split, replicas) == expected
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_all_workers_evaluate_the_same_number_of_batches(workers):
-    source = digits.digits_source()
-    counts, total = set(), 0
-    for worker in range(workers):
-        context = tf.distribute.InputContext(workers, worker, workers)
-        batches = list(
-            data.build_eval_dataset(
-                make_config(), source, "test[:101]", 16, context
-            ).as_numpy_iterator()
-        )
-        counts.add(len(batches))
-        total += sum(weights.sum() for _, _, weights in batches)
-    assert len(counts) == 1 and total == 101
 
 
 # --------------------------------------------------------------------------------------------------------- errors
@@ -902,7 +766,10 @@ def test_a_data_directory_that_is_too_deep_or_missing_is_reported(tiny_tfds, tmp
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("cifar11", "the data set is unknown .*Did you mean cifar10"),
+        (
+            "cifar11",
+            "the data set is unknown .*Did you mean cifar10_1. For .* prepared, set --data_dir",
+        ),
         ("folder:/no/such", "the directory does not exist"),
         ("photos", "the data set is unknown .* Did you mean folder:photos?"),
         ("huggingface:x", "the data set cannot be loaded .* Run `pip install datasets`"),
@@ -915,17 +782,13 @@ def test_unknown_data_sets_are_rejected(name, message, tmp_path, monkeypatch):
         datasets.open_source(name)
 
 
-def test_empty_slices_are_rejected():
-    with rejects("is empty"):
-        datasets.check_split(digits.digits_source(), "train_split", "train[5:5]")
-
-
-@pytest.mark.parametrize("name, count", [("digits", 1437), ("folder", 2), ("tiny_shapes", 40)])
+@pytest.mark.parametrize("name, count", [("digits", 1437), ("folder:.", 2), ("tiny_shapes", 40)])
 def test_error_for_a_slice_longer_than_the_split_contains_the_size_of_the_split(
-    name, count, tmp_path, tiny_tfds
+    name, count, tmp_path, monkeypatch, tiny_tfds
 ):
+    monkeypatch.chdir(tmp_path)
     write_images(tmp_path, "1.png", "2.png")
-    source = datasets.open_source(f"folder:{tmp_path}" if name == "folder" else name, tiny_tfds)
+    source = datasets.open_source(name, tiny_tfds)
     message = f"the slice is longer than the split, which has {count} examples"
     for split in (f"train[:{count + 1}]", f"train[-{count + 1}:]"):
         with rejects(message):
@@ -959,25 +822,14 @@ def test_evaluation_split_falls_back_to_test_unless_it_is_set():
     source = digits.digits_source()
     assert datasets.choose_splits(source, "train", "validation", [], True) == ("train", "test")
     for split in ("validation", "train[:10%]"):
-        assert datasets.choose_splits(source, "train", split, ["eval_split"], True) == (
-            "train",
-            split,
-        )
+        chosen = datasets.choose_splits(source, "train", split, ["eval_split"], True)
+        assert chosen == ("train", split)
 
 
 def test_files_that_are_not_images_are_counted_by_suffix(tmp_path, logged):
     write_images(tmp_path, "cat/1.png", "dog/2.jpg")
-    for name in (
-        "a.txt",
-        "cat/b.TXT",
-        "cat/deep/c.svg",
-        "README",
-        ".hidden",
-        "cat/.DS_Store",
-        ".git/config.txt",
-    ):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+    for name in ("a.txt", "cat/b.TXT", "cat/deep/c.svg", "README", "cat/.DS_Store", ".git/a.txt"):
+        tf.io.write_file(f"{tmp_path}/{name}", "")
     open_folder(tmp_path)
     (line,) = logged
     assert line.startswith("ignored files that are not images: 2 .txt, ")
@@ -988,11 +840,10 @@ def test_files_that_are_not_images_are_counted_by_suffix(tmp_path, logged):
         assert logged[-1].endswith(" (HEIC images require: pip install pillow-heif)")
 
 
-@pytest.mark.parametrize("name", ["digits", "tiny_shapes", "folder"])
-def test_labels_can_be_ignored(name, tmp_path, tiny_tfds):
-    if name == "folder":
-        write_images(tmp_path, "a/1.png", "b/2.png")
-        name = f"folder:{tmp_path}"
+@pytest.mark.parametrize("name", ["digits", "tiny_shapes", "folder:."])
+def test_labels_can_be_ignored(name, tmp_path, monkeypatch, tiny_tfds):
+    monkeypatch.chdir(tmp_path)
+    write_images(tmp_path, "a/1.png", "b/2.png")
     source = datasets.open_source(name, tiny_tfds, labels=False)
     assert source.num_classes is None and not source.has_labels("train")
     assert labels_in(source) == {-1} and source.class_counts("train") == {}

@@ -12,7 +12,6 @@ from numpy.testing import assert_allclose, assert_equal
 import checks
 import model as model_lib
 import objective
-import resnet
 import train
 from checkpoints import restoring, run_directory, weight_files
 from checkpoints.run_directory import Recorded
@@ -26,6 +25,7 @@ from support.images import write_images
 from support.processes import tensors
 from support.runs import run, tiny_config
 
+pytestmark = pytest.mark.usefixtures("one_block_resnet")
 CLASSES = 4
 # Only the logistic regression uses the fraction of the labels.
 EVALUATED = dict(mode="train_then_eval", eval_protocol="linear_head,lbfgs", label_fraction=0.5)
@@ -126,10 +126,7 @@ LABELS = np.array([0, -1, 2, 3, -1, -1, 1, 2])
 ONE = tf.distribute.get_strategy()
 
 
-def test_replicas_and_micro_batches_do_not_change_the_step(
-    unoptimized_graphs, float64, two_replicas, monkeypatch
-):
-    monkeypatch.setitem(resnet.DEPTHS, 10, (False, ()))  # The blocks do not matter.
+def test_replicas_and_micro_batches_do_not_change_the_step(float64, two_replicas):
     scalars, weights = take_steps(ONE)
     targets = build(make_config(), 4)(IMAGES, training=False)["logits_sup"].numpy()
     outputs = build(make_config(), 3)(IMAGES, training=True)["logits_sup"].numpy()
@@ -144,10 +141,7 @@ def test_replicas_and_micro_batches_do_not_change_the_step(
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "momentum"])
-def test_the_temperature_does_not_change_the_updates_of_scaled_logits(
-    unoptimized_graphs, float64, optimizer, monkeypatch
-):
-    monkeypatch.setitem(resnet.DEPTHS, 10, (False, ()))
+def test_the_temperature_does_not_change_the_updates_of_scaled_logits(float64, optimizer):
     settings = dict(distill_alpha=1.0, weight_decay=0.0, optimizer=optimizer)
     scaled = take_steps(ONE, distill_temperature=0.1, **settings)
     assert_same_steps(scaled, take_steps(ONE, **settings))

@@ -15,7 +15,7 @@ from support.images import write_images
 from support.processes import tensors
 from support.runs import make_context, run, tiny_config
 
-pytestmark = pytest.mark.usefixtures("tiny_resnet")
+pytestmark = pytest.mark.usefixtures("stem_only_resnet")
 # An epoch has two steps.
 SETTINGS = dict(
     train_steps=5, checkpoint_steps=3, keep_checkpoint_max=9, linear_head_learning_rate=0.1
@@ -221,9 +221,7 @@ def test_labels_of_one_class_are_rejected_before_training(partly_labeled, tmp_pa
         run(tmp_path / "run", ("eval_split",), mode="train", eval_split="test", eval_epochs=1)
 
 
-def test_evaluation_during_training_works_on_two_replicas(
-    two_replicas, unoptimized_graphs, tmp_path, monkeypatch
-):
+def test_evaluation_during_training_works_on_two_replicas(two_replicas, tmp_path, monkeypatch):
     monkeypatch.setattr(run_lib, "connect", lambda config: two_replicas)
     run(tmp_path, mode="train", eval_epochs=2, **SETTINGS)
     # The last step is evaluated, too.

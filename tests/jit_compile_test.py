@@ -10,7 +10,7 @@ import tensorflow as tf
 import train
 from large_batch import micro_batches
 from runtime import devices, replicas
-from support import ROOT, replica_worker
+from support import ROOT, processes, replica_worker
 from support.errors import rejects
 
 ONE = tf.distribute.get_strategy()
@@ -35,7 +35,7 @@ def assert_equal_results(strategy, settings):
     ],
     ids=str,
 )
-def test_compiled_step_on_one_replica(settings, float64, unoptimized_graphs):
+def test_compiled_step_on_one_replica(settings, float64):
     assert_equal_results(ONE, settings)
 
 
@@ -80,7 +80,7 @@ def test_compiled_step_in_half_precision(precision):
     assert total_loss(True) == pytest.approx(total_loss(False), rel=0.02)
 
 
-def test_all_micro_batches_use_the_same_program(unoptimized_graphs):
+def test_all_micro_batches_use_the_same_program():
     """XLA compiles a slice once for each position, so the position must not be the start of a slice."""
     calls = {}
 
@@ -146,7 +146,7 @@ def test_later_runs_use_the_compiled_program_on_disk(tmp_path):
     def train(name):
         command = [
             sys.executable,
-            "run.py",
+            str(processes.WORKER),
             "--mode=train",
             "--dataset=digits",
             "--image_size=8",

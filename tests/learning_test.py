@@ -23,8 +23,11 @@ def read_results(directory):
 def test_the_script_of_40_lines_trains_an_encoder():
     """The script in the documentation uses the parts of the program in a plain Keras loop."""
     (example,) = documents.find_examples("docs/simclr_in_40_lines.md")
+    before, epochs, after = example.text.partition("EPOCHS, BATCH, SIZE = 10")
+    assert epochs
+    code = f"{before}EPOCHS, BATCH, SIZE = 4{after}"
     process = subprocess.run(
-        [sys.executable, "-c", example.text], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     untrained, trained = (float(line.split()[1]) for line in process.stdout.splitlines())
     assert trained > untrained + 0.2

@@ -95,15 +95,15 @@ MUTATIONS = (
     Mutation(
         "the blur has a fixed sigma",
         "data_util.py",
-        "0.1 + 1.9 * draws[:, 1]",
-        "2.0 + 0.0 * draws[:, 1]",
+        "return low + (high - low) * draws",
+        "return high + 0 * draws",
         _BLUR,
     ),
     Mutation(
         "the range of the blur's sigma is doubled",
         "data_util.py",
-        "0.1 + 1.9 * draws[:, 1]",
-        "0.2 + 3.8 * draws[:, 1]",
+        "BLUR_SIGMA, BLUR_PROBABILITY = (0.1, 2.0), 0.5",
+        "BLUR_SIGMA, BLUR_PROBABILITY = (0.2, 4.0), 0.5",
         _BLUR,
     ),
     Mutation(

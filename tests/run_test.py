@@ -24,7 +24,6 @@ import evaluate
 import metrics
 import model as model_lib
 import objective
-import resnet
 import run as run_lib
 import simclr
 import train
@@ -40,6 +39,8 @@ from support.errors import rejects
 from support.images import write_images
 from support.processes import tensors as weights
 from support.runs import TINY, make_context, run, tiny_config
+
+pytestmark = pytest.mark.usefixtures("tiny_resnet")
 
 
 @pytest.fixture(scope="module")
@@ -166,13 +167,13 @@ def test_a_run_announces_its_inputs_and_phases(complete_run_and_log):
             r"data: digits, 64 images for training \(train.*\), 360 images for evaluation \(test\),"
             r" 10 classes: 0 4, 1 6, .*"
         ),
-        r"network: resnet10, 5\.2 million trainable parameters, 8 x 8 pixels, batch size 32",
+        r"network: resnet10, 0\.3 million trainable parameters, 8 x 8 pixels, batch size 32",
         (
             r"training: 4 steps \(2 epochs\), learning rate 0\.0025 after 20 warm-up steps;"
             r" examples: .*views.png"
         ),
         # a SavedModel and two checkpoints, with a momentum for each trainable parameter
-        r"disk space: 0\.1 GB for the SavedModel and checkpoints \(2\)",
+        r"disk space: 0\.0 GB for the SavedModel and checkpoints \(2\)",
         "compiling the training step",
         "evaluating step 4: linear head",
         "evaluating step 4: frozen encoder",
@@ -273,12 +274,6 @@ def test_predictions_and_baselines_are_added_to_a_finished_run(copied_run):
 
 
 @pytest.fixture
-def no_blocks(monkeypatch):
-    """Removes all blocks from ResNet-10, for tests in which the network does not matter."""
-    monkeypatch.setitem(resnet.DEPTHS, 10, (False, ()))
-
-
-@pytest.fixture
 def restored_determinism():
     """Disables op determinism after the test. TensorFlow has no public function for this."""
     yield
@@ -286,7 +281,7 @@ def restored_determinism():
 
 
 def test_deterministic_runs_have_identical_checkpoints_and_use_only_deterministic_operations(
-    no_blocks, unoptimized_graphs, restored_determinism, tmp_path
+    restored_determinism, tmp_path
 ):
     """With op determinism, TensorFlow refuses to draw random numbers without a seed."""
     tf.random.set_seed(None)
@@ -301,7 +296,7 @@ def test_deterministic_runs_have_identical_checkpoints_and_use_only_deterministi
     assert_equal(one, two)
 
 
-def test_the_seed_determines_the_initial_weights_and_the_order_of_the_examples(no_blocks, tmp_path):
+def test_the_seed_determines_the_initial_weights_and_the_order_of_the_examples(tmp_path):
     results = []
     for seed in (7, 8, 7):
         context = make_context(tiny_config(seed=seed, model_dir=str(tmp_path)))
@@ -354,26 +349,6 @@ def test_continuous_evaluation_evaluates_each_checkpoint_once_and_ends_at_the_la
     log = run(complete_run, given, mode="eval", eval_timeout=0.2, **settings)
     message = f"waiting for checkpoints in {complete_run}, up to step {last_step}"
     assert seen == steps and message in log.splitlines()
-
-
-def test_evaluation_uses_the_input_that_the_classifier_was_trained_on(complete_run, tmp_path):
-    run(
-        tmp_path / "run",
-        mode="train_then_eval",
-        train_mode="finetune",
-        checkpoint=str(complete_run),
-        train_steps=1,
-        optimizer="momentum",
-        learning_rate=1.0,
-        ft_proj_selector=1,
-        save_predictions=True,
-    )
-    run(tmp_path / "run", mode="eval", eval_name="again", save_predictions=True)
-    run(tmp_path / "other", mode="eval", checkpoint=str(tmp_path / "run"), save_predictions=True)
-    expected = np.load(tmp_path / "run" / "predictions_1.npz")["logits"]
-    for directory in ("run/again", "other"):
-        logits = np.load(tmp_path / directory / "predictions_1.npz")["logits"]
-        assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -462,34 +437,6 @@ def test_checkpoints_removed_during_their_evaluation_are_not_exported(copied_run
     # Step 3 is not exported, because step 4 has been.
     assert log.count("removed before it could be read") == 1
     assert {path.name for path in (copied_run / "saved_model").iterdir()} == {"4"}
-
-
-def test_regularization_loss_of_fine_tuning_covers_the_trained_variables(complete_run, tmp_path):
-    settings = dict(
-        train_mode="finetune",
-        checkpoint=str(complete_run),
-        fine_tune_after_block=2,
-        train_steps=1,
-        optimizer="momentum",
-        weight_decay=0.01,
-        ft_proj_selector=1,
-    )
-    run(tmp_path, mode="train_then_eval", **settings)
-    run(tmp_path, mode="eval", eval_name="again")  # The settings of the run are used.
-    frozen = tuple(
-        f"model/resnet_model/{name}" for name in ("initial", "block_groups/0", "block_groups/1")
-    )
-    # The classifier does not use layer 1 of the projection head.
-    frozen += ("model/_projection_head/linear_layers/1/",)
-    decayed = [
-        value
-        for key, value in model_weights(tmp_path).items()
-        if key.endswith(("/kernel", "dense/bias")) and not key.startswith(frozen)
-    ]
-    expected = 0.01 * sum(np.sum(value.astype(np.float64) ** 2) / 2 for value in decayed)
-    for directory in (tmp_path, tmp_path / "again"):
-        results = runs.read_results(directory / "result_1.json")
-        assert results["eval/regularization_loss"] == approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -773,36 +720,80 @@ def test_pretraining_does_not_use_the_network_of_the_checkpoint(complete_run):
     assert checks.adopt(config, (), inspection.read_recorded(config)) == (config, [])
 
 
-def test_fine_tuning_resumes_without_its_initial_checkpoint(complete_run, tmp_path):
-    encoder = shutil.copytree(complete_run, tmp_path / "encoder")
-    settings = dict(train_mode="finetune", checkpoint=str(encoder), checkpoint_steps=1)
-    run(tmp_path / "run", train_steps=1, **settings)
-    shutil.rmtree(encoder)
-    assert "resumed at step 1" in run(tmp_path / "run", train_steps=2, **settings)
+FINE_TUNING = dict(
+    train_mode="finetune",
+    fine_tune_after_block=1,
+    ft_proj_selector=1,
+    optimizer="momentum",
+    learning_rate=1.0,
+    warmup_epochs=0,
+    weight_decay=0.01,
+    save_predictions=True,
+)
 
 
-@pytest.mark.parametrize("block", [-1, 0, 4])
-def test_fine_tuning_does_not_change_frozen_layers(complete_run, tmp_path, block):
-    run(
-        tmp_path,
-        train_mode="finetune",
-        checkpoint=str(complete_run),
-        fine_tune_after_block=block,
-        train_steps=2,
-        optimizer="momentum",
-        num_proj_layers=2,
-        weight_decay=0.01,
-    )
-    before, after = model_weights(complete_run), model_weights(tmp_path)
+@pytest.fixture(scope="module")
+def fine_tuned(complete_run, tmp_path_factory):
+    """Returns the directory of a run of two steps, and the weights it started from, which were deleted."""
+    directory = tmp_path_factory.mktemp("fine_tuned")
+    start = str(shutil.copytree(complete_run, directory / "start"))
+    run(directory / "run", mode="train_then_eval", checkpoint=start, train_steps=2, **FINE_TUNING)
+    shutil.rmtree(start)
+    return directory / "run", start
+
+
+# The classifier does not use layer 1 of the projection head.
+FROZEN = ("resnet_model/initial", "resnet_model/block_groups/0", "_projection_head/linear_layers/1")
+FROZEN = tuple(f"model/{name}" for name in FROZEN)
+
+
+def test_fine_tuning_changes_all_layers_except_frozen_ones(complete_run, fine_tuned):
+    before, after = model_weights(complete_run), model_weights(fine_tuned[0])
     changed = {key for key in after if (before[key] != after[key]).any()}
-    encoder = "model/resnet_model/"
-    trained = [f"{encoder}block_groups/{group}/" for group in range(max(block, 0), 4)]
-    trained += [f"{encoder}initial_conv"] if block == -1 else []
-    assert all(key.startswith(("model/supervised_head/", *trained)) for key in changed)
-    for prefix in ("model/supervised_head/", *trained):
-        for name in ("kernel",) + (("moving_mean",) if prefix in trained else ()):
-            keys = {key for key in after if key.startswith(prefix) and key.endswith(name)}
-            assert keys and keys <= changed, (prefix, name)
+    assert changed == {key for key in after if not key.startswith(FROZEN)}
+    assert any("moving_mean" in key for key in changed)
+
+
+@pytest.mark.parametrize("block", [-1, 0, 2])
+def test_the_stem_and_the_given_number_of_block_groups_are_frozen(block, small_model):
+    model = model_lib.build_model(small_model[0], 10)
+    model.freeze(block)
+    refs = {variable.ref() for variable in model.trainable_variables}
+    trained = {
+        "/".join(key.split("/")[2:4])
+        for key, variable in restoring.variables_by_key(model=model).items()
+        if variable.ref() in refs and key.startswith("model/resnet_model/")
+    }
+    stem = {name for name in trained if name.startswith("initial")}
+    assert trained - stem == {f"block_groups/{group}" for group in range(max(block, 0), 2)}
+    assert bool(stem) == (block == -1)
+
+
+def test_fine_tuning_resumes_without_its_initial_checkpoint(fine_tuned, tmp_path):
+    directory, start = fine_tuned
+    shutil.copytree(directory, tmp_path / "run")
+    settings = dict(FINE_TUNING, save_predictions=False, checkpoint=start)
+    assert "resumed at step 2" in run(tmp_path / "run", train_steps=3, **settings)
+
+
+def test_evaluations_of_fine_tuning_use_the_settings_of_the_run(fine_tuned, tmp_path):
+    """These are the input of the classifier, and the variables to which weight decay applies."""
+    directory = fine_tuned[0]
+    run(directory, mode="eval", eval_name="again", save_predictions=True)
+    run(tmp_path / "other", mode="eval", checkpoint=str(directory), save_predictions=True)
+    expected = np.load(directory / "predictions_2.npz")["logits"]
+    for path in (directory / "again", tmp_path / "other"):
+        logits = np.load(path / "predictions_2.npz")["logits"]
+        assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+    decayed = [
+        value
+        for key, value in model_weights(directory).items()
+        if key.endswith(("/kernel", "dense/bias")) and not key.startswith(FROZEN)
+    ]
+    expected = 0.01 * sum(np.sum(value.astype(np.float64) ** 2) / 2 for value in decayed)
+    for path in (directory, directory / "again"):
+        results = runs.read_results(path / "result_2.json")
+        assert results["eval/regularization_loss"] == approx(expected, rel=1e-5)
 
 
 def test_fine_tuning_on_different_classes_starts_from_a_zero_initialized_classifier(
@@ -823,10 +814,10 @@ def test_fine_tuning_on_different_classes_starts_from_a_zero_initialized_classif
     state = train.build_training_state(make_context(config), config.model_dir)
     assert "not loaded: linear head" in capsys.readouterr().out
     kernel, bias = state.model.supervised_head.variables
-    assert kernel.shape == [512, 3] and not kernel.numpy().any() and not bias.numpy().any()
+    assert kernel.shape == [128, 3] and not kernel.numpy().any() and not bias.numpy().any()
 
 
-def test_supervised_training_from_scratch_uses_the_label_fraction(no_blocks, tmp_path):
+def test_supervised_training_from_scratch_uses_the_label_fraction(tmp_path):
     log = run(
         tmp_path,
         train_mode="supervised",
@@ -841,13 +832,13 @@ def test_supervised_training_from_scratch_uses_the_label_fraction(no_blocks, tmp
     )
     saved = model_weights(tmp_path / "ckpt-3")  # Three steps cover 40 examples in batches of 16.
     assert not any("_projection_head" in key for key in saved)
-    assert saved["model/supervised_head/linear_layer/dense/kernel"].shape == (64, 10)
+    assert saved["model/supervised_head/linear_layer/dense/kernel"].shape == (128, 10)
     image = tf.io.decode_png((tmp_path / "views.png").read_bytes())
     assert image.shape == [200, 800, 3]  # The preview has one view per image.
     assert "classifier, top-1" in log
 
 
-def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(no_blocks, tmp_path):
+def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(tmp_path):
     settings = dict(mode="train_then_eval", train_steps=2, eval_protocol="lbfgs,knn")
     subset = dict(label_fraction=0.5, label_seed=3)
     assert "evaluating step 2: frozen encoder\n" in run(tmp_path / "all", **settings)
@@ -896,7 +887,7 @@ def test_label_seed_selects_the_labels(train_mode, settings, images):
     assert first == repeated != second and len(first) == len(second) == 32
 
 
-def test_continuous_evaluation_of_pretraining_applies_the_label_fraction_once(no_blocks, tmp_path):
+def test_continuous_evaluation_of_pretraining_applies_the_label_fraction_once(tmp_path):
     """13 of 64 labels are enough for ten classes, but a fifth of 13 labels or of the steps would not be."""
     settings = dict(train_epochs=2, eval_protocol="knn")
     run(tmp_path, mode="train", **settings)
@@ -921,7 +912,7 @@ def test_too_few_labels_are_reported_before_training_and_waiting(mode, file, tmp
 def test_model_dir_with_another_architecture_is_rejected_and_left_unchanged(complete_run):
     before = runs.contents(complete_run)
     with rejects("--model_dir=.*different network"):
-        run(complete_run, resnet_depth=34, allow_flag_changes=True)
+        run(complete_run, se_ratio=0.25, allow_flag_changes=True)
     assert runs.contents(complete_run) == before
 
 
@@ -1077,7 +1068,7 @@ def test_evaluation_on_two_replicas_matches_evaluation_on_one_replica(two_replic
         evaluator = evaluate.Evaluator(make_context(config, source, strategy), model)
         results.append((evaluator.linear_head(1), vectors, labels))
     assert results[0][0] == approx(results[1][0])
-    assert results[0][1].shape == (101, 512)
+    assert results[0][1].shape == (101, 128)
     assert_allclose(results[1][1], results[0][1], atol=1e-6)
     assert_array_equal(results[1][2], results[0][2])
 

@@ -22,7 +22,7 @@ from support import ROOT, SMALL, replica_worker
 from support.errors import rejects
 from train import TrainStep
 
-SETTINGS = dict(SMALL, dataset="digits", train_batch_size=4, seed=1)
+SETTINGS = {**SMALL, "dataset": "digits", "train_batch_size": 4, "seed": 1}
 
 
 class FakeTpu:
@@ -83,7 +83,7 @@ def make_strategy(**settings):
 def test_strategy_uses_an_initialized_tpu_with_the_given_name(monkeypatch, server):
     tpu = FakeTpu(monkeypatch, address_of(server))
     assert make_strategy(tpu_name="mine", tpu_zone="zone", gcp_project="project") == "TPU in use"
-    assert tpu.arguments == dict(tpu="mine", zone="zone", project="project")
+    assert tpu.arguments == {"tpu": "mine", "zone": "zone", "project": "project"}
     server.accept()[0].close()  # Times out unless the program has connected to the TPU's address.
 
 
@@ -142,7 +142,7 @@ def test_a_tpu_that_refuses_connections_gives_a_one_line_error(monkeypatch, serv
 @pytest.mark.skipif("SIMCLR_TPU" not in os.environ, reason="`make test-tpu` runs this test")
 def test_documented_packages_can_be_installed_and_start_the_program(tmp_path):
     """Requires a network connection, and a machine without a TPU."""
-    section = (ROOT / "docs" / "accelerators.md").read_text().split("\n## TPUs\n")[1]
+    section = (ROOT / "docs/accelerators.md").read_text().split("\n## TPUs\n")[1]
     program = f"""
 {sys.executable} -m venv {tmp_path}/env
 . {tmp_path}/env/bin/activate
@@ -160,7 +160,7 @@ python run.py --use_tpu --tpu_name=local --dataset=digits
 
 
 def make_step(config, strategy):
-    """Returns the training step of a network with two blocks. More blocks would not add new operations."""
+    """Returns the training step of a network with one block. More blocks would not add new operations."""
     with strategy.scope():
         model, optimizer = replica_worker.build(config)
     return TrainStep(model, optimizer, config, strategy)
@@ -178,39 +178,32 @@ def count_operations(hlo):
     Fails if a shape is dynamic, or if an operation communicates with the host or calls a library,
     since a TPU would recompile or wait for the host.
     """
-    assert "[<=" not in hlo and ",<=" not in hlo
+    assert not re.search(r"[\[,]<=", hlo)
     counts = collections.Counter(re.findall(r" = (?:\(.*?\)|\S+) ([a-z][a-z-]*)\(", hlo))
-    assert counts["parameter"] and not {
-        "infeed",
-        "outfeed",
-        "send",
-        "recv",
-        "custom-call",
-        "set-dimension-size",
-    } & set(counts)
+    unsuitable = "infeed|outfeed|send|recv|custom-call|set-dimension-size"
+    assert counts["parameter"] and not any(re.fullmatch(unsuitable, kind) for kind in counts)
     return counts
 
 
-@pytest.mark.parametrize(
-    "function, error",
-    [
-        (lambda x: x[x > 1], AssertionError),
-        (lambda x: tf.py_function(tf.sin, [x], tf.float32), ValueError),
-    ],
-)
-def test_dynamic_shapes_and_host_callbacks_are_detected(function, error):
+def test_dynamic_shapes_and_host_callbacks_are_detected():
     values = tf.constant([1.0, 2.0])
     assert count_operations(lower_to_xla(lambda x: tf.sin(x), values))["sine"] == 1
-    with pytest.raises(error):
-        count_operations(lower_to_xla(function, values))
+    with pytest.raises(AssertionError):
+        count_operations(lower_to_xla(lambda x: x[x > 1], values))
+    with pytest.raises(ValueError):
+        lower_to_xla(lambda x: tf.py_function(tf.sin, [x], tf.float32), values)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(linear_head_learning_rate=0.1),
-        dict(optimizer="momentum", train_mode="finetune", stem="imagenet"),
-        dict(contrastive_loss="nt_logistic", semi_hard=True, lineareval_while_pretraining=False),
+        {"linear_head_learning_rate": 0.1},
+        {"optimizer": "momentum", "train_mode": "finetune", "stem": "imagenet"},
+        {
+            "contrastive_loss": "nt_logistic",
+            "semi_hard": True,
+            "lineareval_while_pretraining": False,
+        },
     ],
 )
 def test_xla_supports_all_operations_in_the_training_step(settings):
@@ -220,7 +213,7 @@ def test_xla_supports_all_operations_in_the_training_step(settings):
     hlo = lower_to_xla(lambda *arguments: step(*arguments), *batch)
     operations = count_operations(hlo)
     # Convolutions whose kernel covers the image are matrix products.
-    assert operations["convolution"] + operations["dot"] > 20, operations
+    assert operations["convolution"] + operations["dot"] > 15, operations
 
 
 def lower_step(config, strategy):

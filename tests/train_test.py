@@ -5,15 +5,19 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+import data
+import data_util
 import model as model_lib
 import objective
 import simclr
 import train
+from checkpoints import checkpoint_files
 from checkpoints.training_state import TrainingState
 from config import Config
-from support import SMALL
+from support import SMALL, runs
+from support.errors import rejects
 
-pytestmark = pytest.mark.usefixtures("tiny_resnet", "unoptimized_graphs")
+pytestmark = pytest.mark.usefixtures("stem_only_resnet")
 SETTINGS = dict(
     SMALL,
     train_batch_size=8,
@@ -146,6 +150,14 @@ def assert_all_changed(weights, start):
     assert all((new != old).any() for new, old in zip(weights, start))
 
 
+def test_losses_for_two_views_reject_a_third_view(tmp_path, monkeypatch):
+    for module in (data, simclr):
+        monkeypatch.setattr(module, "view_policies", lambda _: (data_util.Policy(),) * 3)
+    with rejects("^--contrastive_loss=nt_xent: this loss compares two views .* are 3.$"):
+        runs.run(tmp_path, train_steps=1)
+    assert not checkpoint_files.list_steps(str(tmp_path))
+
+
 def test_reported_scalars_are_means_over_the_steps():
     class FakeStep(train.TrainStep):
         def __call__(self, value):
@@ -239,7 +251,7 @@ def test_variables_and_head_outputs_stay_in_float32():
     assert {variable.dtype for variable in half.variables} == {tf.float32}
     # Each model has its own precision policy.
     full = model_lib.build_model(Config(**SETTINGS), CLASSES)
-    assert full(images, training=False)["block_group2"].dtype == tf.float32
+    assert full(images, training=False)["initial_max_pool"].dtype == tf.float32
 
 
 @pytest.mark.parametrize(

@@ -18,28 +18,25 @@ from support.images import write_images
 
 LINES = [
     line.split(" => ")
-    for line in (ROOT / "tests" / "wrong_commands.txt").read_text().splitlines()
+    for line in (ROOT / "tests/wrong_commands.txt").read_text().splitlines()
     if not line.startswith("#")
 ]
 PROGRAMS = ("export", "inference", "checkpoints", "transfer")
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory):
+def places(tiny_resnet, tmp_path_factory):
     """Returns a dict that maps the placeholders in the commands to paths."""
     root = tmp_path_factory.mktemp("wrong")
-    (root / "file.txt").write_text("text")
-    write_images(root / "photos", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
-    write_images(root / "flat", "1.png", "2.png")
-    config = Config(**SMALL, dataset="digits")
-    for name, count in dict(teacher=10, encoder=None).items():
-        model = model_lib.build_model(
-            config.replace(lineareval_while_pretraining=count is not None), count
-        )
-        tf.train.Checkpoint(model=model).write(str(root / name))
-    names = dict(TEACHER="teacher", ENCODER="encoder")
-    names |= dict(PHOTOS="photos", FLAT="flat", FILE="file.txt", RUN="none", OUT="out")
-    return {name: str(root / path) for name, path in names.items()}
+    (root / "FILE").write_text("text")
+    write_images(root / "PHOTOS", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
+    write_images(root / "FLAT", "1.png", "2.png")
+    for name, has_classifier in (("TEACHER", True), ("ENCODER", False)):
+        config = Config(**SMALL, dataset="digits", lineareval_while_pretraining=has_classifier)
+        model = model_lib.build_model(config, 10)
+        tf.train.Checkpoint(model=model).write(f"{root}/{name}")
+    names = "TEACHER", "ENCODER", "PHOTOS", "FLAT", "FILE", "RUN", "OUT"
+    return {name: f"{root}/{name}" for name in names}
 
 
 def replace(text, places):

@@ -101,7 +101,7 @@ def test_curves_are_drawn_at_most_once_a_minute_and_at_the_end(tmp_path, monkeyp
     assert drawn == [2, 4, 4]
 
 
-def draw_and_record(draw_curves, rows, **chance_levels):
+def draw_and_record(draw_curves, rows, chance_levels):
     """Draws curves. Returns a nested dict: title of the panel -> label of the line -> list of points."""
     save = figure.Figure.savefig
     with mock.patch.object(figure.Figure, "savefig", autospec=True, side_effect=save) as saves:
@@ -112,30 +112,22 @@ def draw_and_record(draw_curves, rows, **chance_levels):
     }
 
 
-def test_curves_show_each_metric_in_its_panel(draw_curves):
+def test_curves_show_each_metric_and_its_chance_levels_in_its_panel(draw_curves):
     rows = [
-        {"step": step, "train/contrast_loss": 5.0 - step, "learning_rate": 0.1} for step in range(4)
+        {"step": step, "train/contrast_loss": 5.0 - step, "learning_rate": 0.1} for step in (0, 1)
     ]
-    rows.append({"step": 3, "eval/knn_top_1_accuracy": 0.5, "eval/label_top_1_accuracy": 0.4})
-    assert draw_and_record(draw_curves, rows) == {
-        "contrastive loss": {"training": [[0, 5], [1, 4], [2, 3], [3, 2]]},
+    results = {"eval/knn_top_1_accuracy": 0.5, "eval/label_top_1_accuracy": 0.4}
+    losses = {"eval/contrast_loss": 4.0, "eval/contrast_loss/chance_level": 6.0}
+    rows.append({"step": 3, **results, **losses})
+    assert draw_and_record(draw_curves, rows, {"train/contrast_loss": 7.0}) == {
+        "contrastive loss": {
+            "training": [[0, 5], [1, 4]],
+            "chance level (training)": [[0, 7], [1, 7]],
+            "evaluation": [[3, 4]],
+            "chance level (evaluation)": [[0, 6], [1, 6]],
+        },
         "accuracy of the classifier": {"classifier, top-1": [[3, 0.4]]},
         "accuracy of the nearest neighbors": {"10 nearest neighbors": [[3, 0.5]]},
-        "learning rate": {"training": [[step, 0.1] for step in range(4)]},
+        "learning rate": {"training": [[0, 0.1], [1, 0.1]]},
     }
-    assert draw_and_record(draw_curves, []) == {}
-
-
-def test_curves_have_lines_at_the_chance_levels_of_training_and_evaluation(draw_curves):
-    rows = [
-        {"step": 1, "train/contrast_loss": 5.0},
-        {"step": 2, "eval/contrast_loss": 4.0, "eval/contrast_loss/chance_level": 6.0},
-    ]
-    (lines,) = draw_and_record(draw_curves, rows, **{"train/contrast_loss": 7.0}).values()
-    heights = {label: points[0][1] for label, points in lines.items()}
-    assert heights == {
-        "training": 5,
-        "chance level (training)": 7,
-        "evaluation": 4,
-        "chance level (evaluation)": 6,
-    }
+    assert draw_and_record(draw_curves, [], {}) == {}

@@ -65,19 +65,17 @@ def test_tables_of_accuracies_are_computed_from_recorded_rows(capsys, monkeypatc
         assert f"---|\n{capsys.readouterr().out}\n" in (ROOT / code.document).read_text()
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_every_example_is_either_executed_or_listed(example):
-    assert len(example.reasons) <= 1
-    if not example.reasons and not example.is_python:
-        left = documents.placeholders(documents.small_form(example, "model", "data"))
-        assert not left, (
-            f"{example}: replace {left} in documents.small_form, or list the example in NOT_EXECUTED"
-        )
-
-
-@pytest.mark.parametrize("document, start", documents.NOT_EXECUTED)
-def test_every_listed_example_exists(document, start):
-    assert any(example.document == document and start in example.text for example in EXAMPLES)
+def test_every_example_is_either_executed_or_listed():
+    for example in EXAMPLES:
+        assert len(example.reasons) <= 1, example
+        if not example.reasons and not example.is_python:
+            left = documents.placeholders(documents.small_form(example, "model", "data"))
+            assert not left, (
+                f"{example}: replace {left} in documents.small_form, or list the example in NOT_EXECUTED"
+            )
+    for document, start in documents.NOT_EXECUTED:
+        texts = [example.text for example in EXAMPLES if example.document == document]
+        assert any(start in text for text in texts), (document, start)
 
 
 def parse(words):
@@ -85,20 +83,14 @@ def parse(words):
     if words[0] == "make":
         assert {word for word in words[1:] if "=" not in word} <= set(TARGETS)
     elif words[0] == "pip":
-        files = [file for flag, file in zip(words, words[1:]) if flag in ("-r", "-c")]
-        assert all((ROOT / file).is_file() for file in files)
         assert words[1] in ("install", "wheel")
-        for requirement in set(words[2:]) - {
-            *files,
-            "-r",
-            "-c",
-            "--upgrade",
-            "--no-deps",
-            "--no-index",
-            "--find-links=wheels",
-            "--wheel-dir=wheels",
-        }:
-            requirements.Requirement(requirement)
+        for flag, word in zip(words[1:], words[2:]):
+            if flag in ("-r", "-c"):
+                assert (ROOT / word).is_file()
+            elif not re.fullmatch(
+                "-[rc]|--(upgrade|no-deps|no-index|(find-links|wheel-dir)=wheels)", word
+            ):
+                requirements.Requirement(word)
     elif words[1] == "-c":
         compile(words[2], "command", "exec")
         config_lib.from_arguments(words[3:])
@@ -112,8 +104,11 @@ def parse(words):
                 config_lib.parse_settings(word.removeprefix("--flags="))
 
 
-@pytest.mark.parametrize("example", COMMANDS, ids=str)
-def test_arguments_of_every_command_are_valid(example, monkeypatch):
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_code_and_the_arguments_of_every_command_are_valid(example, monkeypatch):
+    if example.is_python:
+        compile(example.text, str(example), "exec")
+        return
     monkeypatch.chdir(ROOT)  # The paths of recipes are relative.
     for name in ("run_command", "run_stoppable"):
         monkeypatch.setattr(command_line, name, lambda program, work: "")
@@ -121,30 +116,24 @@ def test_arguments_of_every_command_are_valid(example, monkeypatch):
     parse([word for word in documents.arguments(text) if word != "..."])
 
 
-@pytest.mark.parametrize("document", sorted(documents.DOCUMENTS))
-def test_targets_and_recipes_in_the_text_exist(document):
-    text = (ROOT / document).read_text()
-    assert "](README.md)" in text or document.endswith("README.md")
-    assert set(re.findall(r"`make ([\w.-]+)", text)) <= set(TARGETS)
-    assert all((ROOT / path).is_file() for path in re.findall(r"`(paper/recipes/\w+\.cfg)`", text))
+def test_targets_and_recipes_in_the_text_exist():
+    for document in documents.DOCUMENTS:
+        text = (ROOT / document).read_text()
+        assert "](README.md)" in text or document.endswith("README.md"), document
+        assert {*re.findall(r"`make ([\w.-]+)", text)} <= {*TARGETS}, document
+        for path in re.findall(r"`(paper/recipes/\w+\.cfg)`", text):
+            assert (ROOT / path).is_file()
 
 
-@pytest.mark.parametrize("example", [example for example in EXAMPLES if example.is_python], ids=str)
-def test_python_code_compiles(example):
-    compile(example.text, str(example), "exec")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_invalid_arguments_are_detected():
+    errors = AssertionError, SystemExit, UserError, requirements.InvalidRequirement
+    for command in (
         "python run.py --train_stepz=1",
         "make quickstrat",
         "pip install -r missing.txt",
         "python -m inference embed",
         "python -m paper.tables report --sort",
         "pip install --no-indx numpy",
-    ],
-)
-def test_invalid_arguments_are_detected(command):
-    with pytest.raises((AssertionError, SystemExit, UserError, requirements.InvalidRequirement)):
-        parse(command.split())
+    ):
+        with pytest.raises(errors):
+            parse(command.split())

@@ -10,38 +10,52 @@ import pytest
 import safetensors
 import sklearn.datasets
 import tensorflow as tf
-from numpy.testing import assert_allclose, assert_array_equal
+import tf_keras as keras
+from numpy.testing import assert_array_equal
 from safetensors.numpy import load_file, save_file
 
+import inference
 import model as model_lib
 import resnet
 from checkpoints import inspection, restoring, summary, torch_names, weight_files
 from config import Config
 from export import cli
-from support import ROOT, golden, no_space, processes, runs, write_json
+from support import ROOT, SMALL, golden, no_space, processes, runs, write_json
 from support.errors import rejects
 
 CLASSES = ["a", "b|c", "d"]
 DOWNSAMPLE = "layer1.0.downsample."
 
 
+@pytest.fixture(autouse=True)
+def without_random_values(monkeypatch):
+    """Initializes kernels with zeros, which is fast. The tests load all weights."""
+    monkeypatch.setattr(keras.initializers, "VarianceScaling", keras.initializers.Zeros)
+
+
 def make_checkpoint(directory, **settings):
     """Writes a run with weights from `golden.computed_weight`. Returns the model and the checkpoint prefix."""
-    config = Config(**{"num_proj_layers": 2, "proj_out_dim": 16, **settings})
-    model, _ = golden.build_model(config, len(CLASSES))
-    tf.train.Checkpoint(model=model, global_step=tf.Variable(7, dtype=tf.int64)).write(
-        str(directory / "ckpt-7")
-    )
+    model, _ = golden.build_model(Config(**SMALL | settings), len(CLASSES))
+    checkpoint = tf.train.Checkpoint(model=model, global_step=tf.Variable(7, dtype=tf.int64))
     write_json(directory / "flags.json", settings)
     write_json(directory / "classes.json", CLASSES)
-    return model, str(directory / "ckpt-7")
+    return model, checkpoint.write(f"{directory}/ckpt-7")
 
 
 def export(checkpoint, directory):
     """Exports a checkpoint as PyTorch weights. Returns the path of the encoder file."""
-    path = str(directory / "torch" / "encoder.safetensors")
+    path = f"{directory}/torch/encoder.safetensors"
     cli.main(["torch", f"--checkpoint={checkpoint}", f"--out={path}"])
     return path
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    """Exports a network with heads. Returns the model and the directory of its checkpoint."""
+    directory = tmp_path_factory.mktemp("run")
+    model, checkpoint = make_checkpoint(directory, resnet_depth=10, image_size=8)
+    export(checkpoint, directory)
+    return model, directory
 
 
 def metadata_of(path):
@@ -60,6 +74,15 @@ def windows(inputs, size, stride, padding, value=0.0):
     ]
 
 
+def batch_norm(tensors, name, inputs):
+    """Normalizes inputs [n, c] or [n, c, h, w] with moving statistics, in float64."""
+    weight, bias, mean, variance = (
+        tensors[f"{name}.{variable}"].astype(np.float64).reshape([-1] + [1] * (inputs.ndim - 2))
+        for variable in ("weight", "bias", "running_mean", "running_var")
+    )
+    return (inputs - mean) / np.sqrt(variance + 1e-5) * weight + bias
+
+
 def numpy_resnet(tensors, images):
     """Computes the outputs of torchvision's ResNet in float64, with the changes that the model card describes.
 
@@ -71,29 +94,20 @@ def numpy_resnet(tensors, images):
       The pooled features [n, c].
     """
 
-    def conv(name, inputs, stride=1):
-        kernel = tensors[f"{name}.weight"].astype(np.float64)
+    def layer(conv, norm, inputs, stride=1):
+        """Applies the convolution and the batch norm with these names."""
+        kernel = tensors[f"{conv}.weight"]
         size = kernel.shape[-1]
-        return np.einsum(
-            "ncxyij,ocij->noxy",
-            windows(inputs, size, stride, (size // 2, size // 2)),
-            kernel,
-            optimize=True,
-        )
-
-    def norm(name, inputs):
-        weight, bias, mean, variance = (
-            tensors[f"{name}.{variable}"].astype(np.float64)[:, np.newaxis, np.newaxis]
-            for variable in ("weight", "bias", "running_mean", "running_var")
-        )
-        return (inputs - mean) / np.sqrt(variance + 1e-5) * weight + bias
+        inputs = windows(inputs, size, stride, (size // 2, size // 2))
+        outputs = np.einsum("ncxyij,ocij->noxy", inputs, kernel, optimize=True)
+        return batch_norm(tensors, norm, outputs)
 
     def relu(inputs):
         return np.maximum(inputs, 0)
 
     outputs = images.transpose(0, 3, 1, 2).astype(np.float64)
     has_pooling = tensors["conv1.weight"].shape[-1] == 7
-    outputs = relu(norm("bn1", conv("conv1", outputs, 2 if has_pooling else 1)))
+    outputs = relu(layer("conv1", "bn1", outputs, 2 if has_pooling else 1))
     if has_pooling:
         padding = (0, 1) if outputs.shape[-1] % 2 == 0 else (1, 1)
         outputs = windows(outputs, 3, 2, padding, -np.inf).max((-1, -2))
@@ -102,15 +116,14 @@ def numpy_resnet(tensors, images):
         while f"layer{group}.{block}.conv1.weight" in tensors:
             name, stride = f"layer{group}.{block}.", 2 if group > 1 and block == 0 else 1
             shortcut = outputs
+            num_layers = 3 if f"{name}conv3.weight" in tensors else 2
             if f"{name}downsample.0.weight" in tensors:
-                shortcut = norm(f"{name}downsample.1", conv(f"{name}downsample.0", outputs, stride))
-            if f"{name}conv3.weight" in tensors:
-                outputs = relu(norm(f"{name}bn1", conv(f"{name}conv1", outputs)))
-                outputs = relu(norm(f"{name}bn2", conv(f"{name}conv2", outputs, stride)))
-                outputs = norm(f"{name}bn3", conv(f"{name}conv3", outputs))
-            else:
-                outputs = relu(norm(f"{name}bn1", conv(f"{name}conv1", outputs, stride)))
-                outputs = norm(f"{name}bn2", conv(f"{name}conv2", outputs))
+                names = f"{name}downsample.0", f"{name}downsample.1"
+                shortcut = layer(*names, outputs, stride)
+            for index in range(1, num_layers + 1):
+                names = f"{name}conv{index}", f"{name}bn{index}"
+                # The convolution before the last one has the stride.
+                outputs = layer(*names, relu(outputs), stride if index == num_layers - 1 else 1)
             outputs = relu(outputs + shortcut)
             block += 1
     return outputs.mean((2, 3))
@@ -128,29 +141,35 @@ ATTENTION = [  # networks with selective kernels or squeeze-and-excitation
     dict(resnet_depth=50, image_size=64, sk_ratio=0.25, se_ratio=0.07),
     dict(resnet_depth=50, image_size=32, sk_ratio=0.0625, stem="cifar"),
     dict(resnet_depth=18, image_size=57, sk_ratio=0.0625, se_ratio=0.25),
-    dict(resnet_depth=10, image_size=32, se_ratio=0.07, width_multiplier=3, stem="cifar"),
+    dict(resnet_depth=10, image_size=32, se_ratio=0.07, width_multiplier=2, stem="cifar"),
 ]
+NO_HEADS = dict(proj_head_mode="none", lineareval_while_pretraining=False)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(resnet_depth=10, image_size=33, width_multiplier=2),
-        dict(resnet_depth=18, image_size=16, stem="cifar"),
+        dict(resnet_depth=10, image_size=33),
+        dict(resnet_depth=18, image_size=16, stem="cifar", **NO_HEADS),
         dict(resnet_depth=50, image_size=31, stem="imagenet"),
-        *ATTENTION,
+        *ATTENTION[1:],
     ],
     ids=str,
 )
-def test_exported_encoder_matches_a_resnet_in_numpy_and_can_be_imported(settings, tmp_path):
+def test_exported_encoder_matches_a_resnet_in_numpy_and_can_be_imported(
+    settings, tmp_path, monkeypatch
+):
+    if settings in ATTENTION:  # All blocks except the first in a group are similar.
+        for depth, is_bottleneck in ((18, False), (50, True)):
+            monkeypatch.setitem(resnet.DEPTHS, depth, (is_bottleneck, (2, 1, 1, 1)))
     model, checkpoint = make_checkpoint(tmp_path, **settings)
     path = export(checkpoint, tmp_path)
-    images = random_images(settings["image_size"])
     tensors, config = load_file(path), Config(**settings)
-    expected = model(images, training=False)["final_avg_pool"]
     if settings in ATTENTION:  # In PyTorch, these networks are tested below.
         assert {"layer1.0.downsample.1.weight", "layer4.0.bn1.bias"} <= tensors.keys()
     else:
+        images = random_images(config.image_size)
+        expected = model(images, training=False)["final_avg_pool"]
         assert golden.relative_error(numpy_resnet(tensors, images), expected) < 1e-5
         names = ("resnet_depth", "width_multiplier", "sk_ratio", "se_ratio", "image_size")
         metadata = {name: str(getattr(config, name)) for name in names}
@@ -160,65 +179,38 @@ def test_exported_encoder_matches_a_resnet_in_numpy_and_can_be_imported(settings
     assert (info.step, info.class_names) == (7, None)
     for name in ("image_size", "resnet_depth", "width_multiplier", "stem_name"):
         assert getattr(info.config, name) == getattr(config, name)
-    assert_allclose(
-        loaded(images, training=False)["final_avg_pool"], expected, rtol=1e-5, atol=1e-6
-    )
     variables = restoring.variables_by_key(model=model)
     for key, variable in restoring.variables_by_key(model=loaded).items():
         assert_array_equal(variable, variables[key], err_msg=key)
+    num_heads = 0 if "proj_head_mode" in settings else 2
+    assert len(os.listdir(tmp_path / "torch")) == 3 + num_heads
     table = summary.describe(path)
     assert "PyTorch weights" in table and f"--image_size={config.image_size}" in table
 
 
-def test_exported_heads_match_the_heads_of_the_model(tmp_path, capsys):
-    model, checkpoint = make_checkpoint(tmp_path, resnet_depth=10, image_size=8)
-    path = export(checkpoint, tmp_path)
-    head = load_file(path.replace("encoder.", "encoder.projection_head."))
-    linear = load_file(path.replace("encoder.", "encoder.linear_head."))
+def test_exported_heads_match_the_heads_of_the_model(small_run):
+    model, run_dir = small_run
+    directory = run_dir / "torch"
+    head = load_file(directory / "encoder.projection_head.safetensors")
+    linear_file = directory / "encoder.linear_head.safetensors"
+    linear = load_file(linear_file)
     images = random_images(8)
     outputs = model(images, training=False)
-    hidden = numpy_resnet(load_file(path), images)
-    values = hidden
-    for layer in ("layer0", "layer1"):
-        values = values @ head[f"{layer}.linear.weight"].T
-        values = (values - head[f"{layer}.bn.running_mean"]) / np.sqrt(
-            head[f"{layer}.bn.running_var"] + 1e-5
-        )
-        values = values * head[f"{layer}.bn.weight"] + head[f"{layer}.bn.bias"]
-        values = np.maximum(values, 0) if layer == "layer0" else values
+    hidden = outputs["final_avg_pool"].numpy()
+    values = batch_norm(head, "layer0.bn", hidden @ head["layer0.linear.weight"].T)
+    values = np.maximum(values, 0) @ head["layer1.linear.weight"].T
+    values = batch_norm(head, "layer1.bn", values)
     assert golden.relative_error(values, outputs["proj_head_output"]) < 1e-5
-    assert (
-        golden.relative_error(hidden @ linear["weight"].T + linear["bias"], outputs["logits_sup"])
-        < 1e-5
-    )
+    logits = hidden @ linear["weight"].T + linear["bias"]
+    assert golden.relative_error(logits, outputs["logits_sup"]) < 1e-5
     assert len(head) == 12 and not head["layer1.bn.bias"].any()
-    assert (
-        json.loads(metadata_of(path.replace("encoder.", "encoder.linear_head."))["class_names"])
-        == CLASSES
-    )
-    card = (tmp_path / "torch" / "encoder.md").read_text()
+    encoder = inference.load(f"{directory}/encoder.safetensors")
+    assert golden.relative_error(encoder(images), hidden) < 1e-5
+    assert json.loads(metadata_of(linear_file)["class_names"]) == CLASSES
+    card = (directory / "encoder.md").read_text()
     assert "Classes of the linear head: 3 (a, b\\|c, d)." in card
-    assert capsys.readouterr().out.splitlines()[-1] == f"wrote {path}"
-    modes = {file.stat().st_mode for file in (tmp_path / "torch").iterdir()}
-    assert modes == {(tmp_path / "flags.json").stat().st_mode}
-
-
-def test_export_of_a_network_without_heads_writes_no_head_files(tmp_path):
-    path = export(
-        make_checkpoint(
-            tmp_path,
-            resnet_depth=10,
-            image_size=8,
-            proj_head_mode="none",
-            lineareval_while_pretraining=False,
-        )[1],
-        tmp_path,
-    )
-    assert sorted(os.listdir(os.path.dirname(path))) == [
-        "encoder.md",
-        "encoder.safetensors",
-        "torch_resnet.py",
-    ]
+    modes = {file.stat().st_mode for file in directory.iterdir()}
+    assert modes == {(run_dir / "flags.json").stat().st_mode}
 
 
 @pytest.mark.parametrize(
@@ -246,18 +238,22 @@ def test_invalid_paths_are_rejected_before_loading_the_checkpoint(
     assert len(files) == 4 and {path.read_text() for path in files} == {"mine"}
 
 
-def test_two_exports_share_the_code_and_a_failed_export_leaves_no_files(tmp_path, monkeypatch):
-    _, checkpoint = make_checkpoint(tmp_path, resnet_depth=10, image_size=8)
-    export(checkpoint, tmp_path)
-    before = sorted(os.listdir(tmp_path / "torch"))
-    second = ["torch", f"--checkpoint={checkpoint}", f"--out={tmp_path}/torch/2.safetensors"]
+def test_two_exports_share_the_code_and_a_failed_export_leaves_no_files(
+    small_run, monkeypatch, capsys
+):
+    _, run_dir = small_run
+    directory = run_dir / "torch"
+    before = sorted(os.listdir(directory))
+    out = directory / "2.safetensors"
+    second = ["torch", f"--checkpoint={run_dir}", f"--out={out}"]
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(pathlib.Path, "write_bytes", no_space)
         cli.main(second)
-    assert sorted(os.listdir(tmp_path / "torch")) == before
+    assert sorted(os.listdir(directory)) == before
     cli.main(second)
-    assert len(os.listdir(tmp_path / "torch")) == 2 * len(before) - 1
+    assert len(os.listdir(directory)) == 2 * len(before) - 1
+    assert capsys.readouterr().out.splitlines()[-1] == f"wrote {out}"
 
 
 # --------------------------------------------------------------------------------------------------------- import
@@ -266,27 +262,26 @@ def test_two_exports_share_the_code_and_a_failed_export_leaves_no_files(tmp_path
 @functools.cache
 def stock_tensors(depth, stem=7):
     """Returns the tensors of a stock ResNet, with random values."""
-    tensors = {
-        torch_names.torch_name(key, False): torch_names.to_torch(golden.computed_weight(key, shape))
-        for spec in resnet.layer_specs(*resnet.DEPTHS[depth], 1, stem == 3)
-        for name, shape in spec.variables().items()
-        for key in [f"model/resnet_model/{spec.key}/{name}"]
-    }
-    features = tensors["layer4.0.conv1.weight"].shape[0] * (4 if resnet.DEPTHS[depth][0] else 1)
+    bottleneck, blocks = resnet.DEPTHS[depth]
+    specs = list(resnet.layer_specs(bottleneck, blocks, 1, stem == 3))
+    tensors = {}
+    for spec in specs:
+        for variable, shape in spec.variables().items():
+            key = f"model/resnet_model/{spec.key}/{variable}"
+            name = torch_names.torch_name(key, False)
+            if bottleneck or not name.startswith(DOWNSAMPLE):
+                tensors[name] = torch_names.to_torch(golden.computed_weight(key, shape))
     random = np.random.default_rng(0)
-    tensors["fc.weight"] = random.normal(size=(len(CLASSES), features)).astype(np.float32)
+    (num_features,) = specs[-1].shape
+    tensors["fc.weight"] = random.normal(size=(len(CLASSES), num_features)).astype(np.float32)
     tensors["fc.bias"] = random.normal(size=len(CLASSES)).astype(np.float32)
     tensors["bn1.num_batches_tracked"] = np.array(4, np.int64)
-    if not resnet.DEPTHS[depth][0]:
-        tensors = {
-            name: array for name, array in tensors.items() if not name.startswith(DOWNSAMPLE)
-        }
     return tensors
 
 
 def save_stock(directory, tensors):
     """Writes tensors to a file, and returns its path."""
-    path = str(directory / "stock.safetensors")
+    path = f"{directory}/stock.safetensors"
     save_file(tensors, path)
     return path
 
@@ -302,12 +297,8 @@ def test_stock_network_is_loaded_with_its_classifier(depth, tmp_path):
     loaded = restoring.load_parts(model, path, restoring.PARTS)
     outputs, hidden = model(images, training=False), numpy_resnet(tensors, images)
     assert golden.relative_error(outputs["final_avg_pool"], hidden) < 1e-5
-    assert (
-        golden.relative_error(
-            outputs["logits_sup"], hidden @ tensors["fc.weight"].T + tensors["fc.bias"]
-        )
-        < 1e-5
-    )
+    logits = hidden @ tensors["fc.weight"].T + tensors["fc.bias"]
+    assert golden.relative_error(outputs["logits_sup"], logits) < 1e-5
     assert not loaded.not_loaded
     assert "images are not normalized" in loaded.lines[-1]
     assert ("identity shortcut of layer1.0" in loaded.lines[1]) == (depth == 18)
@@ -315,8 +306,8 @@ def test_stock_network_is_loaded_with_its_classifier(depth, tmp_path):
 
 def test_evaluation_uses_the_network_stored_in_the_file(tmp_path):
     path = save_stock(tmp_path, stock_tensors(10, stem=3))
-    network = dict(resnet_depth=10, stem="cifar")
-    log = runs.run(tmp_path / "run", mode="eval", checkpoint=path, eval_protocol="knn", **network)
+    settings = dict(resnet_depth=10, stem="cifar", eval_protocol="knn", eval_split="test[:20]")
+    log = runs.run(tmp_path / "run", mode="eval", checkpoint=path, **settings)
     assert "images are not normalized" in log and "10 nearest neighbors" in log
 
 
@@ -369,7 +360,8 @@ def test_corrupt_files_are_rejected(fault, tmp_path):
 
 
 def test_settings_of_other_runs_are_ignored_and_non_finite_weights_are_rejected(tmp_path):
-    make_checkpoint(tmp_path, resnet_depth=10, image_size=24)
+    write_json(tmp_path / "flags.json", dict(resnet_depth=10, image_size=24))
+    write_json(tmp_path / "classes.json", CLASSES)
     path = save_stock(tmp_path, stock_tensors(10))
     assert weight_files.open_weights(path).class_names is None
     info = inspection.inspect_checkpoint(path)
@@ -476,6 +468,6 @@ def test_documented_code_reproduces_the_outputs(module, torch_python, tmp_path):
 def test_stock_networks_have_the_same_outputs_as_in_pytorch(name, library, torch_python, tmp_path):
     images = photographs(224)
     expected = run_worker(torch_python, f"stock:{name}", images, tmp_path, library)["logits"]
-    model, info = restoring.open_network(str(tmp_path / f"{library}.npz.safetensors"))
+    model, info = restoring.open_network(f"{tmp_path}/{library}.npz.safetensors")
     assert info.config.network_name == name and len(info.class_names) == 1000
     assert golden.relative_error(model(images, training=False)["logits_sup"], expected) < 1e-4

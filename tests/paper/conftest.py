@@ -1,11 +1,37 @@
 """Fixtures for the tests of the programs that reproduce the paper's tables and figures."""
 
+import functools
+import pathlib
+
+import matplotlib.pyplot as plt
 import pytest
 import tensorflow as tf
 
 import model as model_lib
 from config import Config
-from paper import tables
+from paper import runner, tables
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cached_configs():
+    """Parses the arguments of each run only once, because the studies have many runs."""
+    parse = functools.cache(lambda *arguments, parse=runner.config_of: parse([*arguments]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "config_of", lambda arguments: parse(*arguments))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def savefig():
+    """Replaces the method that saves figures by one that writes an empty image. Yields the original."""
+
+    def write(figure, path, **_):
+        pathlib.Path(path).write_text("<svg/>")
+
+    original = plt.Figure.savefig
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plt.Figure, "savefig", write)
+        yield original
 
 
 @pytest.fixture
@@ -20,11 +46,11 @@ def program(tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def write_network():
-    """Returns a function that writes a ResNet-10 with a linear head. It returns the checkpoint and the network."""
+def write_network(tiny_resnet):
+    """Returns a function that writes a small network with a linear head, and returns the checkpoint and the network."""
 
     def write(directory, **settings):
-        head = dict(num_proj_layers=1, proj_head_mode="linear", proj_out_dim=512)
+        head = {"num_proj_layers": 1, "proj_head_mode": "linear", "proj_out_dim": 128}
         config = Config(**{"resnet_depth": 10, "image_size": 8, **head, **settings})
         network = model_lib.build_model(config, 10)
         return tf.train.Checkpoint(model=network).write(f"{directory}/ckpt-1"), network

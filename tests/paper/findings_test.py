@@ -11,42 +11,33 @@ from paper import findings, studies
 REPLICATED, NOT_REPLICATED, INCONCLUSIVE = "replicated", "not replicated", "inconclusive"
 
 
-@pytest.mark.parametrize(
-    "higher, lower", [(("0",), ("3",)), (("0", "1"), ("2", "3", "4")), (("4",), ("1", "0"))]
-)
+@pytest.mark.parametrize("higher, lower", [("0", "3"), ("01", "234"), ("4", "10")])
 def test_intervals_equal_those_of_a_linear_model_with_dummy_variables(higher, lower):
+    """Each character of `higher` and `lower` is the name of a run, which is also its index."""
     random = np.random.default_rng(5)
     noise = random.normal(size=[5, 3])
     accuracies = 40 + random.normal(size=[5, 1]) + random.normal(size=3) + noise
     values = pd.DataFrame(accuracies, [*"01234"], range(1, 4))
-    pairs = [(run, seed) for run in range(5) for seed in range(1, 4)]
-    design = np.array(
-        [
-            [*(run == other for other in range(5)), *(seed == other for other in range(2, 4))]
-            for run, seed in pairs
-        ],
-        float,
-    )
-    results = [values.loc[str(run), seed] for run, seed in pairs]
-    solution, (squares,), *_ = np.linalg.lstsq(design, results, rcond=None)
-    freedom = len(results) - design.shape[1]
-    contrast = np.zeros(design.shape[1])
-    contrast[[int(run) for run in higher]] = 1 / len(higher)
-    contrast[[int(run) for run in lower]] = -1 / len(lower)
+    # One row per run and seed; the effect of the first seed is 0.
+    design = np.hstack([np.repeat(np.eye(5), 3, 0), np.tile(np.eye(3)[:, 1:], [5, 1])])
+    solution, (squares,), *_ = np.linalg.lstsq(design, accuracies.ravel(), rcond=None)
+    freedom = accuracies.size - len(solution)
+    contrast = np.zeros(len(solution))
+    contrast[[*map(int, higher)]] = 1 / len(higher)
+    contrast[[*map(int, lower)]] = -1 / len(lower)
     variance = squares / freedom
     error = np.sqrt(variance * contrast @ np.linalg.inv(design.T @ design) @ contrast)
     fit = findings.fit(values, (*higher, *lower))
     assert fit.degrees_of_freedom == freedom and fit.deviation == approx(np.sqrt(variance))
     projections = values.set_axis(values.index + ", g(h)")  # with the same noise as h
-    assert fit.deviation == approx(findings.fit(pd.concat([values, projections]), higher).deviation)
-    assert fit.compare(higher, lower) == approx(
-        (contrast @ solution, stats.t.ppf(0.975, freedom) * error)
-    )
+    joint_fit = findings.fit(pd.concat([values, projections]), (*higher,))
+    assert fit.deviation == approx(joint_fit.deviation)
+    expected = contrast @ solution, stats.t.ppf(0.975, freedom) * error
+    assert fit.compare((*higher,), (*lower,)) == approx(expected)
 
 
-@pytest.mark.parametrize(
-    "is_equality, low, high, expected",
-    [
+def test_verdicts_at_the_boundaries():
+    for is_equality, low, high, expected in (
         (False, 0.1, 0.5, REPLICATED),
         (False, 0, 1, INCONCLUSIVE),
         (False, 0, 0.9, NOT_REPLICATED),
@@ -56,54 +47,41 @@ def test_intervals_equal_those_of_a_linear_model_with_dummy_variables(higher, lo
         (True, -2, 2.1, INCONCLUSIVE),
         (True, 2.1, 3, NOT_REPLICATED),
         (True, -3, -2.1, NOT_REPLICATED),
-    ],
-)
-def test_verdicts_at_the_boundaries(is_equality, low, high, expected):
-    assert findings.verdict(low, high, is_equality) == expected
+    ):
+        assert findings.verdict(low, high, is_equality) == expected, (is_equality, low, high)
 
 
 def test_findings_name_existing_and_distinct_runs():
     for name, listed in findings.FINDINGS.items():
-        study = studies.STUDIES[name]
-        scales = [{run.name for run in study.runs_at(scale)} for scale in ("small", "paper")]
+        runs_at = studies.STUDIES[name].runs_at
+        scales = [{run.name for run in runs_at(scale)} for scale in ("small", "paper")]
         for finding in listed:
             compared = [*finding.higher, *finding.lower]
             names = {run.removesuffix(", g(h)") for run in compared}
             assert any(names <= runs for runs in scales), finding
-            assert finding.higher and finding.lower and len(compared) == len(set(compared)), finding
+            assert finding.higher and finding.lower and len(compared) == len({*compared}), finding
 
 
-# The differences are computed by hand from the paper.
-@pytest.mark.parametrize(
-    "name, text, difference",
-    [
-        ("color", "strength 1 is better than 1/8", "+3.6"),
-        ("color_supervised", "AutoAugment is better than strength 1 with blur", "+1.7"),
-        ("losses", "NT-Xent is better than the other losses with semi-hard negatives", "+6.2"),
-        (
-            "temperature",
-            "contrastive accuracy is higher without normalization than with it (temperature 0.1)",
-            "+4.1",
-        ),
-        ("probes", "rotation is predicted better from h than from g(h)", "+42.0"),
-        ("batches", "larger batches are better when training is short (linear scaling)", "+3.3"),
-        (
-            "batches",
-            "longer training reduces the difference between batch sizes (linear scaling)",
-            "+1.4",
-        ),
-        (
-            "few_labels",
-            "fine-tuning on 1 % of the labels is better than training from scratch",
-            "+22.9",
-        ),
-        ("heads", "a nonlinear head is better than a linear one", "+3"),
-        ("pairs", "crop combined with color is better than crop alone", ""),
-    ],
-)
-def test_paper_differences_match_manual_calculation(name, text, difference):
-    (finding,) = (finding for finding in findings.FINDINGS[name] if finding.text == text)
-    assert findings.paper_difference(name, finding) == difference
+# study: finding: difference, computed by hand from the paper
+DIFFERENCES = """
+color: strength 1 is better than 1/8: +3.6
+color_supervised: AutoAugment is better than strength 1 with blur: +1.7
+losses: NT-Xent is better than the other losses with semi-hard negatives: +6.2
+temperature: contrastive accuracy is higher without normalization than with it (temperature 0.1): +4.1
+probes: rotation is predicted better from h than from g(h): +42.0
+batches: larger batches are better when training is short (linear scaling): +3.3
+batches: longer training reduces the difference between batch sizes (linear scaling): +1.4
+few_labels: fine-tuning on 1 % of the labels is better than training from scratch: +22.9
+heads: a nonlinear head is better than a linear one: +3
+pairs: crop combined with color is better than crop alone:
+"""
+
+
+def test_paper_differences_match_manual_calculation():
+    for line in DIFFERENCES.strip().splitlines():
+        name, text, difference = map(str.strip, line.split(":"))
+        (finding,) = (finding for finding in findings.FINDINGS[name] if finding.text == text)
+        assert findings.paper_difference(name, finding) == difference, line
 
 
 def rows(results, **columns):
@@ -127,9 +105,8 @@ def rows(results, **columns):
     return table.astype(dict.fromkeys(measures, float))
 
 
-@pytest.mark.parametrize(
-    "accuracies, expected, difference",
-    [
+def test_findings_without_intervals_state_the_reason():
+    for accuracies, expected, difference in (
         ({"with": [0.46, 0.45], "without": [None, None]}, "diverged", None),
         ({"without": [..., None]}, "diverged", None),
         ({"with": [0.46], "without": [0.44, 0.43]}, "one seed", 2),
@@ -137,21 +114,21 @@ def rows(results, **columns):
         ({"with": [0.46, None], "without": [None, 0.44]}, "no common seed", None),
         ({"with": [0.46], "without": [..., 0.44]}, "no common seed", None),
         ({"with": [0.46, 0.45]}, "not run", None),
-    ],
-)
-def test_findings_without_intervals_state_the_reason(accuracies, expected, difference):
-    (entry,) = findings.compare("flip", rows(accuracies), "small")
-    assert (entry.verdict, entry.low) == (expected, None)
-    assert entry.difference == (difference and approx(difference))
+    ):
+        (entry,) = findings.compare("flip", rows(accuracies), "small")
+        assert (entry.verdict, entry.low) == (expected, None), accuracies
+        assert entry.difference == (difference and approx(difference))
+
+
+def entries_of(study, table, scale="small"):
+    """Returns a dict that maps the texts of a study's findings to the results."""
+    return {entry.finding.text: entry for entry in findings.compare(study, table, scale)}
 
 
 def test_unfinished_seeds_of_other_runs_do_not_affect_a_finding():
     accuracies = {"1": [0.46, 0.45, 0.47], "1/8": [0.44, 0.43, 0.449]}
     others = {"1/2": [0.4], "1 + blur": [None, None, None], "AutoAugment": [0.42, 0.43, ...]}
-    entries = {
-        entry.finding.text: entry
-        for entry in findings.compare("color", rows(accuracies | others), "small")
-    }
+    entries = entries_of("color", rows(accuracies | others))
     entry = entries["strength 1 is better than 1/8"]
     interval = stats.ttest_rel(*accuracies.values()).confidence_interval()
     assert (entry.low, entry.high) == approx((100 * interval.low, 100 * interval.high))
@@ -164,7 +141,7 @@ def test_unfinished_seeds_of_other_runs_do_not_affect_a_finding():
 
 
 def test_results_on_g_of_h_are_compared_with_those_on_h_of_the_same_runs():
-    on_h = {"nonlinear 32": [0.451, 0.452, 0.453], "nonlinear 128": [0.451, 0.452, 0.453]}
+    on_h = dict.fromkeys(("nonlinear 32", "nonlinear 128"), [0.451, 0.452, 0.453])
     on_g = {"nonlinear 32": [0.401, 0.4052, 0.403], "nonlinear 128": [0.401, 0.4148, 0.403]}
     heads = rows(on_h, **{"logistic regression on g(h)": on_g})
     # At the paper's scale, g(h) is evaluated in separate runs.
@@ -182,22 +159,16 @@ def test_results_on_g_of_h_are_compared_with_those_on_h_of_the_same_runs():
     probes = rows(
         {"rotation": [0.4] * 2}, h={"rotation": [0.7] * 2}, **{"g(h)": {"rotation": [0.3] * 2}}
     )
-    (entry,) = (
-        entry
-        for entry in findings.compare("probes", probes, "small")
-        if entry.difference is not None
-    )
-    assert entry.difference == approx(40) and "rotation" in entry.finding.text
-    assert entry.verdict == "one network"
+    entry = entries_of("probes", probes)["rotation is predicted better from h than from g(h)"]
+    assert entry.difference == approx(40) and entry.verdict == "one network"
 
 
 def test_findings_without_runs_at_a_scale_are_omitted():
     table = rows({"ResNet-10 (1x)": [0.4]})
-    entries = findings.compare("networks", table, "small")
-    assert "doubling the width helps" in [entry.finding.text for entry in entries]
-    (entry,) = findings.compare("networks", table, "paper")
-    assert "ResNet-50" in entry.finding.text and entry.verdict == "not run"
-    assert not findings.compare("designs", table, "small")
+    assert "doubling the width helps" in entries_of("networks", table)
+    ((text, entry),) = entries_of("networks", table, "paper").items()
+    assert "ResNet-50" in text and entry.verdict == "not run"
+    assert not entries_of("designs", table)
 
 
 def test_a_difference_between_gaps_matches_the_paired_t_test():

@@ -6,6 +6,7 @@ import shutil
 import statistics
 import xml.etree.ElementTree
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from pytest import approx
@@ -25,8 +26,7 @@ def finish(base, run, results, scale="small", diverged=False):
     directory = executor.directory(run)
     os.makedirs(directory, exist_ok=True)
     results = {"million_parameters": 4.9, **results}
-    record = Record(executor.settings(run), results, diverged, 90.0, HARDWARE, COMMIT)
-    record.write(directory)
+    Record(executor.settings(run), results, diverged, 90.0, HARDWARE, COMMIT).write(directory)
     return directory
 
 
@@ -52,11 +52,8 @@ def finish_transfer_runs(base, accuracies, seed=1):
     random, labels = np.random.default_rng(0), np.arange(400) % 10
     for run, accuracy in zip(studies.STUDIES["transfer"].runs_at("small"), accuracies, strict=True):
         predictions = np.where(random.random(400) < accuracy, labels, (labels + 1) % 10)
-        directory = finish(
-            base,
-            run.with_seed(seed),
-            dict(test=float((predictions == labels).mean()), metric="top_1", task="digits"),
-        )
+        results = {"test": np.mean(predictions == labels), "metric": "top_1", "task": "digits"}
+        directory = finish(base, run.with_seed(seed), results)
         np.savez(f"{directory}/predictions.npz", labels=labels, logits=np.eye(10)[predictions])
 
 
@@ -72,19 +69,19 @@ def test_runs_that_are_not_significantly_worse_than_the_best_are_shown_in_bold(t
 
 
 def test_correlations_of_accuracies_averaged_over_seeds_match_numpy(tmp_path):
-    points = {"1 %": [], "10 %": []}
-    for index, epochs in enumerate((50, 100, 200)):
-        linear = 0.42 + 0.03 * index
-        finish_seeds(tmp_path, "lengths", {f"{epochs} epochs": [linear - 0.01, linear + 0.01]})
-        for labels, tuned in (("1 %", 0.2 + 0.07 * index**2), ("10 %", 0.5 - 0.1 * (index == 1))):
-            finish_seeds(tmp_path, "few_labels_lengths", {f"{epochs} epochs, {labels}": [tuned]})
-            points[labels].append((linear, tuned))
+    lengths, linear = ("50 epochs", "100 epochs", "200 epochs"), [0.42, 0.45, 0.48]
+    tuned = {"1 %": [0.2, 0.27, 0.48], "10 %": [0.5, 0.4, 0.5]}
+    for length, mean in zip(lengths, linear):
+        finish_seeds(tmp_path, "lengths", {length: [mean - 0.01, mean + 0.01]})
+    for labels, accuracies in tuned.items():
+        for length, accuracy in zip(lengths, accuracies):
+            finish_seeds(tmp_path, "few_labels_lengths", {f"{length}, {labels}": [accuracy]})
     # not fine-tuned yet
     finish_seeds(tmp_path, "lengths", {"400 epochs": [0.6]})
     rows = rows_of(tmp_path, "few_labels_lengths")
     results = results_lib.correlations(rows).set_index("labels")
-    for labels, pairs in points.items():
-        pearson = np.corrcoef(np.transpose(pairs))[0, 1]
+    for labels, accuracies in tuned.items():
+        pearson = np.corrcoef(linear, accuracies)[0, 1]
         assert results.loc[labels, "pearson"] == approx(pearson)
     assert results.loc["1 %", "spearman"] == approx(1.0)
     assert (
@@ -95,56 +92,48 @@ def test_correlations_of_accuracies_averaged_over_seeds_match_numpy(tmp_path):
     assert results_lib.correlations(rows[:2]).empty
 
 
-# study, run, results, and differences at the paper's scale
-DIFFERENCES = [
-    (
-        "temperature",
-        "l2 norm, 0.1",
-        {runner.LBFGS: 0.5, "eval/contrast_acc": 0.9, "eval/contrast_entropy": 4.0},
-        {
-            "difference, entropy": "-0.50",
-            "difference, contrastive accuracy": "+2.2",
-            "difference": "-14.4",
-        },
-    ),
-    (
-        "probes",
-        "rotation",
-        {"probe/majority_baseline": 0.25, "probe/h": 0.7, "probe/z": 0.3},
-        {"difference, h": "+2.4", "difference, g(h)": "+4.4"},
-    ),
-    (
-        "linear",
-        "ResNet-50 (1x)",
-        {runner.LBFGS: 0.5, "eval/label_top_5_accuracy": 0.9},
-        {"difference": "-19.3", "difference, top-5": "+1.0"},
-    ),
-]
-
-
-@pytest.mark.parametrize("scale", ["paper", "small"])
-@pytest.mark.parametrize("study, run, results, differences", DIFFERENCES)
+@pytest.mark.parametrize(
+    "study, run, results, differences",
+    [
+        (
+            "temperature",
+            "l2 norm, 0.1",
+            {runner.LBFGS: 0.5, "eval/contrast_acc": 0.9, "eval/contrast_entropy": 4.0},
+            "difference, entropy -0.50; difference, contrastive accuracy +2.2; difference -14.4",
+        ),
+        (
+            "probes",
+            "rotation",
+            {"probe/majority_baseline": 0.25, "probe/h": 0.7, "probe/z": 0.3},
+            "difference, h +2.4; difference, g(h) +4.4",
+        ),
+        (
+            "linear",
+            "ResNet-50 (1x)",
+            {runner.LBFGS: 0.5, "eval/label_top_5_accuracy": 0.9},
+            "difference -19.3; difference, top-5 +1.0",
+        ),
+    ],
+)
 def test_differences_from_the_paper_are_shown_only_at_the_papers_scale(
-    study, run, results, differences, scale, tmp_path
+    study, run, results, differences, tmp_path
 ):
-    finish(tmp_path, studies.find_run((study, run)), results, scale)
-    rows = results_lib.means(rows_of(tmp_path, study, scale))
-    (titles, (texts,)), _ = report.shown_table(studies.STUDIES[study], rows)
-    shown = dict(zip(titles, texts))
-    assert {title: text for title, text in shown.items() if "difference" in title} == (
-        differences if scale == "paper" else {}
-    )
-    if study == "linear":
-        assert shown["paper, million parameters"] == "24" and shown["million parameters"] == "4.9"
+    for scale, expected in (("paper", differences.split("; ")), ("small", [])):
+        finish(tmp_path, studies.find_run((study, run)), results, scale)
+        rows = results_lib.means(rows_of(tmp_path, study, scale))
+        (titles, (texts,)), _ = report.shown_table(studies.STUDIES[study], rows)
+        shown = [*map(" ".join, zip(titles, texts))]
+        assert {text for text in shown if "difference" in text} == {*expected}
+        if study == "linear":
+            assert {"paper, million parameters 24", "million parameters 4.9"} < {*shown}
 
 
 def test_changes_from_the_baseline_run_are_compared_with_those_in_the_paper(tmp_path):
     """Uses the paper's accuracies: 59.6 for run 1/8, 62.6 for 1/2, 63.2 for 1, and 64.5 for 1 + blur."""
     finish_seeds(tmp_path, "color", {"1/8": [0.40], "1/2": [0.45], "1": [0.44], "1 + blur": [0.45]})
     rows = rows_of(tmp_path, "color").set_index("run")
-    assert rows["change"].to_dict() == approx(
-        {"1/8": -4.0, "1/2": 1.0, "1": np.nan, "1 + blur": 1.0}, nan_ok=True
-    )
+    changes = {"1/8": -4.0, "1/2": 1.0, "1": np.nan, "1 + blur": 1.0}
+    assert rows["change"].to_dict() == approx(changes, nan_ok=True)
     lines = lines_of(tmp_path, "color")
     assert "| 1/8 | 59.6 | 40.0 | -4.0 | -3.6 | yes |" in lines
     assert "| 1/2 | 62.6 | 45.0 | +1.0 | -0.6 | no |" in lines
@@ -153,7 +142,7 @@ def test_changes_from_the_baseline_run_are_compared_with_those_in_the_paper(tmp_
 def finish_probe(base, h, z):
     """Marks the run `rotation` of the study `probes` as finished."""
     accuracies = {"probe/majority_baseline": 0.25, "probe/h": h, "probe/z": z}
-    finish(base, studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5, **accuracies})
+    finish_seeds(base, "probes", {"rotation": [0.5]}, **accuracies)
 
 
 def finish_seeds(base, study, accuracies, scale="small", **results):
@@ -169,15 +158,10 @@ def finish_seeds(base, study, accuracies, scale="small", **results):
 
 
 def test_means_and_standard_deviations_over_seeds_are_shown(tmp_path):
-    finish_seeds(
-        tmp_path,
-        "color",
-        {"1/8": [0.40, 0.42, 0.41], "1": [0.44, 0.43, 0.45]},
-        **{"eval/contrast_acc": 0.2},
-    )
-    rows = rows_of(tmp_path, "color")
-    changes = rows.pivot(index="run", columns="seed", values="change").loc["1/8"]
-    assert list(changes) == approx([-4, -1, -4])
+    accuracies = {"1/8": [0.40, 0.42, 0.41], "1": [0.44, 0.43, 0.45]}
+    finish_seeds(tmp_path, "color", accuracies, **{"eval/contrast_acc": 0.2})
+    rows = rows_of(tmp_path, "color").set_index("run")
+    assert list(rows.loc["1/8", "change"]) == approx([-4, -1, -4])
     lines = lines_of(tmp_path, "color")
     assert (
         "omitted: seeds = 3; contrastive accuracy = 20.0; minutes = 1.5. Each value is a mean over"
@@ -223,19 +207,19 @@ def test_findings_are_listed_with_intervals_and_results(tmp_path, program):
 
 
 def test_the_documents_agree_with_the_recorded_results(tmp_path, program):
-    recorded = ROOT / "docs" / "tables" / "small"
+    recorded = ROOT / "docs/tables/small"
     (tmp_path / "small").mkdir()
     for path in recorded.glob("*.jsonl"):
         shutil.copy(path, tmp_path / "small")
-    document = (ROOT / "docs" / "studies.md").read_text()
+    document = (ROOT / "docs/studies.md").read_text()
     (names,) = re.findall("report (.+) --dir=docs/tables", document)
     program("report", *names.split())
-    text = (tmp_path / "small" / "report.md").read_text()
+    text = (tmp_path / "small/report.md").read_text()
     assert text == (recorded / "report.md").read_text()
     _, overview = text.split("\n### Findings\n\n")
     assert overview.split("\n\n")[0].strip() in document
     text += (recorded / "cifar10_long.jsonl").read_text()
-    results = (ROOT / "docs" / "results.md").read_text()
+    results = (ROOT / "docs/results.md").read_text()
     accuracies = re.findall(r"[\d.]+ ± [\d.]+|0\.\d{3,}", results)
     assert len(accuracies) == 26 and all(accuracy in text for accuracy in accuracies)
     for key in (("heads", "linear 512"), ("color", "1/2")):
@@ -243,8 +227,9 @@ def test_the_documents_agree_with_the_recorded_results(tmp_path, program):
         assert f"--checkpoint={directory} " in document.replace("\n", " ")
 
 
-def test_reports_can_be_reproduced_from_recorded_results(tmp_path, capsys):
-    runs, recorded = tmp_path / "runs", tmp_path / "recorded" / "small"
+def test_reports_can_be_reproduced_from_recorded_results(tmp_path, capsys, monkeypatch, savefig):
+    monkeypatch.setattr(plt.Figure, "savefig", savefig)
+    runs, recorded = tmp_path / "runs", tmp_path / "recorded/small"
     finish_seeds(runs, "flip", {"with": [0.46, 0.45], "without": [0.44, 0.43]})
     finish_probe(runs, 0.7, 0.3)
     finish_transfer_runs(runs, (0.6, 0.9, 0.5))
@@ -252,8 +237,8 @@ def test_reports_can_be_reproduced_from_recorded_results(tmp_path, capsys):
     names = ["flip", "probes", "broader", "transfer"]
     tables.main(["report", *names, f"--dir={runs}"])
     recorded.mkdir(parents=True)
-    for name in names:
-        shutil.copy(runs / "small" / f"{name}.jsonl", recorded)
+    for path in runs.glob("small/*.jsonl"):
+        shutil.copy(path, recorded)
     for _ in range(2):  # The second time, `report` reads the files that it wrote the first time.
         tables.main(["report", *names, f"--dir={recorded.parent}"])
         for name in ("flip.csv", "probes.csv", "flip.svg", "report.md"):
@@ -268,10 +253,10 @@ def test_a_report_keeps_recorded_results_of_runs_that_are_not_repeated(tmp_path)
     first, second = tmp_path / "first", tmp_path / "second"
     finish_seeds(first, "flip", {"with": [0.46, 0.45], "without": [0.44, 0.43]})
     tables.main(["report", "flip", f"--dir={first}"])
-    lines = (first / "small" / "flip.jsonl").read_text().splitlines()
+    lines = (first / "small/flip.jsonl").read_text().splitlines()
     # Results of a run whose settings have changed are kept, but not shown.
     outdated = lines[0].replace('"directory": "resnet10_', '"directory": "resnet10_0')
-    path = second / "small" / "flip.jsonl"
+    path = second / "small/flip.jsonl"
     path.parent.mkdir(parents=True)
     recorded = "".join(f"{line}\n" for line in [*lines, outdated])
     path.write_text(recorded)
@@ -285,13 +270,13 @@ def test_a_report_keeps_recorded_results_of_runs_that_are_not_repeated(tmp_path)
         assert repeated[:2] == lines[:2] and repeated[3:] == [lines[3], outdated]
 
 
-@pytest.mark.parametrize("line", ["x", "{}", "[]"])
-def test_corrupt_recorded_results_are_rejected(line, tmp_path, fails):
-    path = tmp_path / "small" / "flip.jsonl"
+def test_corrupt_recorded_results_are_rejected(tmp_path, fails):
+    path = tmp_path / "small/flip.jsonl"
     path.parent.mkdir()
-    path.write_text(f"{line}\n")
     words = f"{path}: line 1 is corrupt. Restore or remove the file."
-    fails(words, tables.main, ["report", "flip", f"--dir={tmp_path}"])
+    for line in ("x", "{}", "[]"):
+        path.write_text(line)
+        fails(words, tables.main, ["report", "flip", f"--dir={tmp_path}"])
 
 
 def test_accuracy_change_of_a_probe_is_the_accuracy_on_h_minus_the_accuracy_on_g_of_h(tmp_path):
@@ -302,33 +287,32 @@ def test_accuracy_change_of_a_probe_is_the_accuracy_on_h_minus_the_accuracy_on_g
     assert any("| 25.0 | 30.0 | 40.0 | -10.0 | +42.0 | no |" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    "scale, settings, epochs",
-    [
+def test_plotted_columns_are_the_settings_at_each_scale(tmp_path):
+    columns = ["batch_size", "epochs", "learning_rate", "temperature", "training"]
+    for scale, settings, epochs in (
         ("paper", (1024, 500, 0.5, 0.5, "more than 300 epochs"), 90),
         ("small", (128, 2, 0.05, 0.5, "up to 300 epochs"), 12),
-    ],
-)
-def test_plotted_columns_are_the_settings_at_each_scale(scale, settings, epochs, tmp_path):
-    columns = ["batch_size", "epochs", "learning_rate", "temperature", "training"]
-    run = "batch 1024, 500 epochs, rate 0.5"
-    finish_seeds(tmp_path, "cifar_batches", {run: [0.5]}, scale)
-    assert (*rows_of(tmp_path, "cifar_batches", scale)[columns].iloc[0],) == settings
-    finish_seeds(tmp_path, "networks", {"supervised ResNet-18 (1x)": [0.5]}, scale)
-    (row,) = rows_of(tmp_path, "networks", scale).to_dict("records")
-    assert (row["network"], row["group"]) == ("ResNet-18 (1x)", f"supervised, {epochs} epochs")
+    ):
+        run = "batch 1024, 500 epochs, rate 0.5"
+        finish_seeds(tmp_path, "cifar_batches", {run: [0.5]}, scale)
+        assert (*rows_of(tmp_path, "cifar_batches", scale)[columns].iloc[0],) == settings
+        finish_seeds(tmp_path, "networks", {"supervised ResNet-18 (1x)": [0.5]}, scale)
+        (row,) = rows_of(tmp_path, "networks", scale).to_dict("records")
+        assert (row["network"], row["group"]) == ("ResNet-18 (1x)", f"supervised, {epochs} epochs")
 
 
 def test_runs_with_different_learning_rates_are_averaged(tmp_path, program):
-    accuracies = {0.5: 0.9, 1.0: 0.93, 1.5: 0.915}
-    runs = {f"batch 512, 300 epochs, rate {rate}": [value] for rate, value in accuracies.items()}
-    runs |= {
-        f"batch 1024, 300 epochs, rate {rate}": [value] for rate, value in ((0.5, 0.8), (1.0, None))
+    accuracies = {
+        "batch 512, 300 epochs, rate 0.5": [0.9],
+        "batch 512, 300 epochs, rate 1.0": [0.93],
+        "batch 512, 300 epochs, rate 1.5": [0.915],
+        "batch 1024, 300 epochs, rate 0.5": [0.8],
+        "batch 1024, 300 epochs, rate 1.0": [None],
     }
-    finish_seeds(tmp_path, "cifar_batches", runs, "paper")
+    finish_seeds(tmp_path, "cifar_batches", accuracies, "paper")
     rows = rows_of(tmp_path, "cifar_batches", "paper")
     groups = results_lib.averages("cifar_batches", rows)
-    deviation = statistics.stdev(accuracies.values())
+    deviation = statistics.stdev([0.9, 0.93, 0.915])
     assert [*groups["standard deviation"]] == approx([deviation, np.nan], nan_ok=True)
     assert [*groups["mean"]] == approx([0.915, 0.8])
     printed = program("report", "cifar_batches", "--scale=paper")
@@ -361,23 +345,20 @@ def test_diverged_runs_are_marked_in_the_table(tmp_path):
     assert "| with | 64.5 | diverged | 1.5 |" in lines_of(tmp_path, "flip")
 
 
-def test_text_from_records_is_escaped(tmp_path):
-    executor = Runner(str(tmp_path), "small")
+def test_text_from_records_is_escaped():
     record = Record({}, {}, False, 1.0, "<script>alert(1)</script>", "a")
-    assert report.introduction([record], executor) == [
+    assert report.introduction([record], Runner("", "small")) == [
         "This report includes 1 runs, which took 0:00:01 in total. Hardware:"
         " &lt;script&gt;alert(1)&lt;/script&gt;. Version: a."
     ]
 
 
-@pytest.mark.parametrize("num_classes, logit", [(10, np.nan), (9, 0)])
-def test_predictions_with_nan_or_with_differing_labels_are_rejected(
-    num_classes, logit, tmp_path, fails
-):
+def test_predictions_with_nan_or_with_differing_labels_are_rejected(tmp_path, fails):
     finish_transfer_runs(tmp_path, (0.6, 0.9, 0.89))
-    labels, logits = np.arange(400) % num_classes, np.full([400, 10], logit)
-    np.savez(min(tmp_path.rglob("predictions.npz")), labels=labels, logits=logits)
-    fails("predictions.npz: ", tables.main, ["report", "transfer", f"--dir={tmp_path}"])
+    for num_classes, logit in ((10, np.nan), (9, 0)):
+        labels, logits = np.arange(400) % num_classes, np.full([400, 10], logit)
+        np.savez(min(tmp_path.rglob("predictions.npz")), labels=labels, logits=logits)
+        fails("predictions.npz: ", tables.main, ["report", "transfer", f"--dir={tmp_path}"])
 
 
 def test_the_html_page_shows_the_same_as_the_markdown_file(tmp_path, program):

@@ -23,6 +23,12 @@ def touch(directory, path):
     return job(directory, "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", str(path))
 
 
+def run_all(jobs, parallel=2):
+    """Runs jobs. Returns a dict that maps them, in the order in which they ended, to their errors."""
+    with child_processes.Launcher() as launcher:
+        return dict(launcher.run_all(jobs, parallel))
+
+
 def log_of(started):
     return pathlib.Path(started.directory, "run.log").read_text()
 
@@ -42,11 +48,7 @@ def test_jobs_run_in_parallel(tmp_path):
     """Runs two jobs that wait for each other. If they ran one after the other, neither would finish."""
     markers = [str(tmp_path / name) for name in "ab"]
     jobs = [job(tmp_path / "0", WAIT, *markers), job(tmp_path / "1", WAIT, *reversed(markers))]
-    with child_processes.Launcher() as launcher:
-        ended = list(launcher.run_all(jobs, 2))
-    assert {ended_job for ended_job, _ in ended} == set(jobs) and {error for _, error in ended} == {
-        None
-    }
+    assert run_all(jobs) == dict.fromkeys(jobs)
 
 
 def test_number_of_parallel_jobs_is_limited(tmp_path):
@@ -59,60 +61,45 @@ print(len(list(markers.iterdir())))
 time.sleep(0.2)
 marker.unlink()
 """
-    (tmp_path / "markers").mkdir()
-    jobs = [
-        job(tmp_path / str(index), code, str(tmp_path / "markers"), str(index))
-        for index in range(6)
-    ]
-    with child_processes.Launcher() as launcher:
-        assert len(list(launcher.run_all(jobs, 2))) == 6
+    markers = tmp_path / "markers"
+    markers.mkdir()
+    jobs = [job(tmp_path / name, code, str(markers), name) for name in "abcdef"]
+    assert len(run_all(jobs)) == 6
     assert max(map(int, map(log_of, jobs))) <= 2
 
 
 def test_error_for_a_failed_job_contains_the_last_output_line_of_this_attempt(tmp_path):
-    failures = [
-        (
-            "print('first'); raise SystemExit('no disk')",
-            1,
-            r"with status 1 \(no disk\)\. See .*log\.",
-        ),
+    no_disk = "print('first'); raise SystemExit('no disk')"
+    for code, status, message in (
+        (no_disk, 1, r"with status 1 \(no disk\)\. See .*log\."),
         ("print('diverged'); raise SystemExit(3)", 3, r"exited with status 3 \(diverged\)"),
         ("import os; os.kill(os.getpid(), 9)", -9, r"by signal 9 \(nothing was printed\)"),
-    ]
-    for code, status, message in failures:
+    ):
         with (
             child_processes.Launcher() as launcher,
             pytest.raises(JobFailed, match=message) as error,
         ):
             launcher.run(job(tmp_path, code))
         assert error.value.job_status == status
-    jobs = [job(tmp_path, failures[0][0]), job(tmp_path / "1", "")]
-    with child_processes.Launcher() as launcher:
-        errors = dict(launcher.run_all(jobs, 1))
-    assert errors[jobs[1]] is None and "no disk" in str(errors[jobs[0]])
+    failing, succeeding = run_all([job(tmp_path, no_disk), job(tmp_path / "1", "")], 1).values()
+    assert succeeding is None and "no disk" in str(failing)
 
 
 @pytest.mark.usefixtures("default_sighup")
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_running_jobs_and_prevents_new_ones(signum, tmp_path):
-    markers = [str(tmp_path / name) for name in ("a", "b", "never")]
-    jobs = [
-        job(tmp_path / "0", WAIT, markers[0], markers[2]),
-        job(tmp_path / "1", WAIT, markers[1], markers[2]),
-        touch(tmp_path / "2", tmp_path / "started"),
-    ]
+    markers = [str(tmp_path / name) for name in "ab"]
+    jobs = [job(f"{marker} log", WAIT, marker, f"{tmp_path}/never") for marker in markers]
+    jobs.append(touch(tmp_path / "2", tmp_path / "started"))
 
     def stop():
-        while not all(map(os.path.exists, markers[:2])):
+        while not all(map(os.path.exists, markers)):
             time.sleep(0.01)
         os.kill(os.getpid(), signum)
 
     threading.Thread(target=stop, daemon=True).start()
-    with (
-        pytest.raises(Stopped, match="run the same command again to resume"),
-        child_processes.Launcher() as launcher,
-    ):
-        list(launcher.run_all(jobs, 2))
+    with pytest.raises(Stopped, match="run the same command again to resume"):
+        run_all(jobs)
     assert [log_of(running) for running in jobs[:2]] == ["stopped\n"] * 2
     assert not (tmp_path / "started").exists()
 
@@ -173,8 +160,8 @@ with signals.StopSignals(), child_processes.Launcher() as launcher:
 
 def test_closing_the_iterator_stops_running_jobs(tmp_path):
     jobs = [
-        job(tmp_path / "0", WAIT, str(tmp_path / "a"), str(tmp_path / "never")),
-        job(tmp_path / "1", WAIT, str(tmp_path / "b"), str(tmp_path / "a")),
+        job(tmp_path / "0", WAIT, f"{tmp_path}/a", f"{tmp_path}/never"),
+        job(tmp_path / "1", WAIT, f"{tmp_path}/b", f"{tmp_path}/a"),
     ]
     with child_processes.Launcher() as launcher:
         ended = launcher.run_all(jobs, 2)
@@ -184,27 +171,25 @@ def test_closing_the_iterator_stops_running_jobs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "devices, num_shares, shares",
+    "devices, shares",
     [
-        (None, 2, [None, None]),
-        ("", 2, [None, None]),
-        ("3", 2, [None, None]),
-        ("0,1,2,3", 2, ["0,2", "1,3"]),
-        ("0,1,2", 2, ["0,2", "1"]),
-        ("4,7", 3, ["4", "7", "4"]),
-        ("0,1", 1, [None]),
+        (None, [None, None]),
+        ("", [None, None]),
+        ("3", [None, None]),
+        ("0,1,2,3", ["0,2", "1,3"]),
+        ("0,1,2", ["0,2", "1"]),
+        ("4,7", ["4", "7", "4"]),
+        ("0,1", [None]),
     ],
 )
-def test_devices_are_divided_among_jobs(devices, num_shares, shares):
-    assert [
-        child_processes.device_share(devices, index, num_shares) for index in range(num_shares)
-    ] == shares
+def test_devices_are_divided_among_jobs(devices, shares):
+    for index, share in enumerate(shares):
+        assert child_processes.device_share(devices, index, len(shares)) == share
 
 
 def test_parallel_jobs_see_different_devices(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
-    jobs = [job(tmp_path / str(index), code) for index in range(4)]
-    with child_processes.Launcher() as launcher:
-        list(launcher.run_all(jobs, 2))
-    assert set(map(log_of, jobs)) == {"0\n", "1\n"}
+    jobs = [job(tmp_path / name, code) for name in "abcd"]
+    run_all(jobs)
+    assert {*map(log_of, jobs)} == {"0\n", "1\n"}

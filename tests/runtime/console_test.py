@@ -29,16 +29,17 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("columns, is_wide", [(0, True), (120, True), (40, False)])
-def test_progress_bar_fits_into_the_terminal(columns, is_wide, monkeypatch):
+# With 0 columns, the width is unknown.
+@pytest.mark.parametrize("columns, width", [("0", 80), ("120", 120), ("40", 40)])
+def test_progress_bar_fits_into_the_terminal(columns, width, monkeypatch):
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
-    monkeypatch.setenv("COLUMNS", str(columns))  # 0 means that the width is unknown.
+    monkeypatch.setenv("COLUMNS", columns)
     bar = progress.Progress(start=0, total=4000, batch_size=32)
     bar.update(400, 399 / 4, {"loss": 5.25, "contrast_acc": 0.5, "head_acc": 0.75})
     bar.close()
     last = re.split(r"[\r\n]", terminal.getvalue().strip())[-1]
-    assert "400/4000" in last and len(last) <= (columns or 80)
-    assert ("loss=5.25, contrast_acc=0.5" in last) == is_wide
+    assert "400/4000" in last and len(last) <= width
+    assert ("loss=5.25, contrast_acc=0.5" in last) == (width > 40)
 
 
 @pytest.mark.parametrize("seconds_between_lines, expected", [(10.0, []), (0.0, ["4", "6"])])
@@ -91,6 +92,13 @@ def raises(error):
     return function
 
 
+def exit_status(error):
+    """Returns the status with which a command exits that raises an error."""
+    with pytest.raises(SystemExit) as stop:
+        command_line.run_command("x.py", raises(error))
+    return stop.value.code
+
+
 @pytest.mark.parametrize(
     "error, status, message",
     [
@@ -100,7 +108,7 @@ def raises(error):
         (
             OSError(errno.EROFS, "Read-only", "a/\x1b"),
             2,
-            r"error: a/\x1b: Read-only. Fix the cause;",
+            r"error: a/\x1b: Read-only. Fix the cause",
         ),
         (MemoryError(), 2, "MemoryError. Use smaller batches; the same command resumes."),
         (
@@ -118,37 +126,33 @@ def raises(error):
 def test_errors_that_users_can_fix_and_signals_are_reported_in_one_line(
     error, status, message, capsys
 ):
-    with pytest.raises(SystemExit) as stop:
-        command_line.run_command("x.py", raises(error))
+    assert exit_status(error) == status
     printed = capsys.readouterr()
-    assert stop.value.code == status and message in printed.out + printed.err
+    assert message in printed.out + printed.err
     assert (printed.out.count("\n"), printed.err.count("\n")) == (status == 75, status < 4)
 
 
 @pytest.mark.parametrize("error_class", [UnavailableError, tf.errors.AbortedError])
-@pytest.mark.parametrize("num_workers, status", [(1, 2), (2, 75)])
+@pytest.mark.parametrize("addresses, status", [(["a:1"], 2), (["a:1", "b:1"], 75)])
 def test_losing_one_of_several_workers_exits_with_status_75(
-    error_class, num_workers, status, monkeypatch, capsys
+    error_class, addresses, status, monkeypatch, capsys
 ):
-    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": ["a:1", "b:1"][:num_workers]}))
-    with pytest.raises(SystemExit) as stop:
-        command_line.run_command("x.py", raises(error_class(None, None, "lost connection")))
-    assert stop.value.code == status
-    assert ("another worker has stopped" in capsys.readouterr().err) == (num_workers == 2)
+    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": addresses}))
+    assert exit_status(error_class(None, None, "lost connection")) == status
+    assert ("another worker has stopped" in capsys.readouterr().err) == (status == 75)
 
 
 @pytest.mark.parametrize("error_class", [tf.errors.InvalidArgumentError, tf.errors.InternalError])
 def test_errors_that_may_be_bugs_print_a_traceback_above_the_message(error_class, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        command_line.run_command("x.py", raises(error_class(None, None, "x")))
+    assert exit_status(error_class(None, None, "x")) == 2
     first, *_, last = capsys.readouterr().err.splitlines()
     assert first.startswith("Traceback") and last.startswith("x.py: error: x. Fix the cause;")
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), AttributeError("x")])
-def test_other_errors_keep_their_traceback(error):
-    with pytest.raises(type(error)):
-        command_line.run_command("x.py", raises(error))
+def test_other_errors_keep_their_traceback():
+    for error_class in (ValueError, AttributeError):
+        with pytest.raises(error_class):
+            command_line.run_command("x.py", raises(error_class))
 
 
 def test_loading_tensorflow_prints_nothing():
@@ -180,37 +184,24 @@ def test_failures_to_load_tensorflow_show_what_it_printed(
 # ------------------------------------------------------------------------------------------------- run.py's flags
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [
+def test_invalid_flag_files_are_reported_on_one_line(tmp_path, fails):
+    fails("Is a directory", run.parse_flags, ["run.py", f"--flagfile={tmp_path}"])
+    path = tmp_path / "a.cfg"
+    for content, message in (
         (b"--image_size=8\n\xff\xfe", "cannot be read as text"),
-        ("directory", "Is a directory"),
         (b"--flagfile=none.cfg\n", "No such file"),
         (b"--mode=\x1b[31m\n", r"\x1b[31m"),
-    ],
-)
-def test_invalid_flag_files_are_reported_on_one_line(
-    content, message, tmp_path, monkeypatch, fails
-):
-    monkeypatch.chdir(tmp_path)
-    if content == "directory":
-        (tmp_path / "a.cfg").mkdir()
-    else:
-        (tmp_path / "a.cfg").write_bytes(content)
-    fails(message, run.parse_flags, ["run.py", "--flagfile=a.cfg"])
+    ):
+        path.write_bytes(content)
+        fails(message, run.parse_flags, ["run.py", f"--flagfile={path}"])
 
 
-@pytest.mark.parametrize(
-    "name", ["..", ".hidden", "a/b", "~", "a\nb", "a*", " ", "é" * 128, "train", "result.json"]
-)
-def test_eval_names_that_are_not_plain_directory_names_are_rejected(name):
-    with rejects("--eval_name="):
-        Config(eval_name=name)
-
-
-@pytest.mark.parametrize("name", ["n" * 63, "two words", "-x", "été", "a..b"])
-def test_plain_eval_names_are_accepted(name):
-    assert Config(eval_name=name).eval_name == name
+def test_only_plain_directory_names_are_accepted_as_eval_names():
+    for name in ("..", ".hidden", "a/b", "~", "a\nb", "a*", " ", "é" * 128, "train", "result.json"):
+        with rejects("--eval_name="):
+            Config(eval_name=name)
+    for name in ("n" * 63, "two words", "-x", "été", "a..b"):
+        assert Config(eval_name=name).eval_name == name
 
 
 # ------------------------------------------------------------------------------------------------- closed streams
@@ -256,11 +247,7 @@ def run_program(path, redirection):
 )
 def test_program_continues_when_its_output_cannot_be_written(redirection, tmp_path):
     done = run_program(tmp_path / "file", redirection)
-    assert (
-        done.returncode == 3
-        and b"Traceback" not in done.stderr
-        and b"Exception ignored" not in done.stderr
-    )
+    assert done.returncode == 3 and not re.search(b"Traceback|Exception ignored", done.stderr)
     assert (tmp_path / "file").read_bytes() == b"work"  # The file contains no printed output.
 
 

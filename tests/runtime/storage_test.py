@@ -14,7 +14,7 @@ from support.hostile import HOSTILE
 @pytest.mark.parametrize("name", HOSTILE)
 def test_reading_corrupt_content_or_an_unexpected_type_returns_none(name, tmp_path):
     (tmp_path / "x.json").write_bytes(HOSTILE[name])
-    assert storage.read_json(str(tmp_path / "x.json")) is None
+    assert storage.read_json(f"{tmp_path}/x.json") is None
     for file_name in ("flags.json", "classes.json"):
         (tmp_path / file_name).write_bytes(HOSTILE[name])
     if not HOSTILE[name]:
@@ -31,7 +31,7 @@ def test_reading_corrupt_content_or_an_unexpected_type_returns_none(name, tmp_pa
 
 
 def test_content_is_returned_only_if_it_has_the_expected_type(tmp_path):
-    path = str(tmp_path / "x.json")
+    path = f"{tmp_path}/x.json"
     assert storage.read_json(path) is None and storage.read_json(str(tmp_path)) is None
     for content, expected_type in (({"a": 1}, dict), ([1, 2], list), ([1], (dict, list))):
         storage.write_json(path, content)

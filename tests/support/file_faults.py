@@ -6,6 +6,7 @@ imports TensorFlow once, and forks a process for each line of JSON with the argu
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import pathlib
@@ -83,7 +84,9 @@ def _serve():
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     resnet.DEPTHS[10] = (False, ())
     training_log.draw_curves = lambda *_: b"curves"
-    networks.replace_exports()  # A real export requires a complete network.
+    networks.replace_exports()
+    networks.replace_untrained_network()
+    gc.freeze()  # The child processes share all objects.
     library = ctypes.CDLL(None)
     for line in sys.stdin:
         (model_dir, match, at, action, trace), settings = json.loads(line)

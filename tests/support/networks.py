@@ -6,6 +6,8 @@ import types
 
 import tensorflow as tf
 
+import evaluate
+import metrics
 from checkpoints import inspection
 from config import Config
 from export import saving
@@ -17,6 +19,13 @@ def replace_network(monkeypatch, function, class_names=None, multi_label=False, 
     config = Config(**{"image_size": 8, **settings})
     info = inspection.CheckpointInfo(config, class_names, None, False, None, multi_label, None)
     monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (function, info))
+
+
+def replace_untrained_network(set_attribute=setattr):
+    """Replaces the contrastive loss and accuracy of the untrained network by constants, since it is slow to trace."""
+    results = {metrics.CONTRAST_LOSS: 9.0, metrics.CONTRAST_ACCURACY: 0.01}
+    results = {name + metrics.UNTRAINED: value for name, value in results.items()}
+    set_attribute(evaluate.Evaluator, "_untrained_contrastive", results)
 
 
 def replace_exports(set_attribute=setattr):

@@ -8,7 +8,7 @@ from checkpoints.run_directory import RunContext
 from config import Config
 from runtime import console, signals
 from sources import datasets
-from support import SMALL, read_json
+from support import SMALL, networks, read_json
 
 TINY = dict(
     SMALL,
@@ -30,13 +30,15 @@ def tiny_config(**settings):
 def run(model_dir, given=("dataset",), with_export=False, **settings):
     """Calls `run.main` in the test process. Returns the log.
 
-    The export is optional because it takes several seconds.
+    The export, and the contrastive loss of the untrained network, are optional because they take
+    several seconds.
     """
     lines, log = [], console.log
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(console, "log", lambda text: (lines.append(text), log(text)))
         if not with_export:
             patch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
+            networks.replace_untrained_network(patch.setattr)
         run_lib.main(tiny_config(model_dir=str(model_dir), **settings), given)
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal, assert_equal
 from pytest import approx
@@ -18,7 +19,8 @@ from sklearn import linear_model, metrics
 import config as config_lib
 import data
 import model as model_lib
-from checkpoints import restoring
+import resnet
+from checkpoints import architecture, restoring
 from checkpoints.lock import Lock
 from checkpoints.records import Record
 from config import Config
@@ -30,6 +32,7 @@ from support.errors import rejects
 from support.images import write_images
 from transfer import cli, grid_search, linear_evaluation, measures, output, significance, tasks
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet")
 FEW = ("--dataset=digits", "--train=train[:60]", "--validation=train[60:80]", "--test=test[:20]")
 SPLITS = ("train", "validation", "test")
 SINGLE = ("--learning_rates=0.1", "--weight_decays=0")
@@ -61,6 +64,11 @@ def objective(scores, weights, labels, l2_of_sum):
     return metrics.log_loss(labels, special.softmax(scores, 1)) + penalty
 
 
+def fit_separately(inputs, labels, l2_of_sum):
+    model = linear_model.LogisticRegression(C=1 / l2_of_sum, max_iter=10_000, tol=1e-9)
+    return model.fit(np.float64(inputs), labels)
+
+
 @pytest.mark.parametrize("separable", [False, True])
 def test_l2_path_reaches_the_loss_of_separate_fits(separable, feature_sets):
     """Includes separable classes, for which weak regularization leads to large weights and near-zero losses."""
@@ -71,14 +79,16 @@ def test_l2_path_reaches_the_loss_of_separate_fits(separable, feature_sets):
         labels = np.arange(60) % 3
     path = logistic_regression.LogisticPath(inputs, labels)
     for number, l2_of_sum in enumerate(linear_evaluation.L2_OF_SUM_CHOICES):
-        warm_loss = objective(path.fit(l2_of_sum).scores(inputs), path.kernel, labels, l2_of_sum)
+        loss = objective(path.fit(l2_of_sum).scores(inputs), path.kernel, labels, l2_of_sum)
         if number % 4 == 0:
-            cold = linear_model.LogisticRegression(C=1 / l2_of_sum, max_iter=10_000, tol=1e-9)
-            cold.fit(np.float64(inputs), labels)
-            assert (
-                warm_loss
-                <= objective(cold.decision_function(inputs), cold.coef_, labels, l2_of_sum) + 1e-4
-            )
+            cold = fit_separately(inputs, labels, l2_of_sum)
+            expected = objective(cold.decision_function(inputs), cold.coef_, labels, l2_of_sum)
+            assert loss <= expected + 1e-4
+
+
+def validation_metrics(results):
+    """Returns a dict that maps l2 strengths to metrics."""
+    return {result["l2"]: result["metric"] for result in results["validation"]}
 
 
 def test_interrupted_sweep_resumes_without_repeating_fits(feature_sets):
@@ -92,7 +102,7 @@ def test_interrupted_sweep_resumes_without_repeating_fits(feature_sets):
             on_result=lambda values: snapshots.append(dict(values)),
             **arguments,
         )
-        return results["l2"], {result["l2"]: result["metric"] for result in results["validation"]}
+        return results["l2"], validation_metrics(results)
 
     _, values = sweep()
     assert [len(snapshot) for snapshot in snapshots] == [1, 2, 3] and snapshots[-1] == values
@@ -124,9 +134,7 @@ def test_multi_label_path_matches_separate_binary_fits(feature_sets):
     )
     for column in range(3):
         rows = multi_labels[:, column] >= 0
-        cold = linear_model.LogisticRegression(max_iter=3000, tol=1e-6).fit(
-            np.float64(inputs[rows]), multi_labels[rows, column]
-        )
+        cold = fit_separately(inputs[rows], multi_labels[rows, column], 1.0)
         assert_allclose(scores[:, column], cold.decision_function(inputs), atol=0.05)
     assert (scores[:, 3] == -np.inf).all()
 
@@ -134,13 +142,10 @@ def test_multi_label_path_matches_separate_binary_fits(feature_sets):
 def test_l2_is_selected_on_validation_and_the_model_is_fitted_on_trainval(feature_sets):
     train, validation, test = feature_sets
     results, scores = linear_evaluation.linear(train, validation, test, "top_1")
-    values = {result["l2"]: result["metric"] for result in results["validation"]}
-    assert max(values.values()) == values[results["l2"]]
-    assert np.mean(scores.argmax(1) == test[1]) > 0.6
+    values = validation_metrics(results)
     assert_allclose(np.log10(list(values)), np.linspace(5, -6, 45), atol=1e-9)
     inputs, labels = (np.concatenate(pair) for pair in zip(train, validation))
-    cold = linear_model.LogisticRegression(C=1 / results["l2"], max_iter=3000, tol=1e-6)
-    expected = cold.fit(np.float64(inputs), labels).decision_function(test[0])
+    expected = fit_separately(inputs, labels, results["l2"]).decision_function(test[0])
     expected -= expected.mean(1, keepdims=True)
     assert_allclose(scores - scores.mean(1, keepdims=True), expected, atol=0.05)
 
@@ -151,7 +156,7 @@ def test_ties_select_the_strongest_regularization(feature_sets):
     for row in range(20):
         labeled = inputs[row : row + 1], labels[row : row + 1]
         results, _ = linear_evaluation.linear(train, labeled, labeled, "top_1", (1e4, 30.0, 1e-3))
-        values = {result["l2"]: result["metric"] for result in results["validation"]}
+        values = validation_metrics(results)
         assert results["l2"] == max(l2 for l2 in values if values[l2] == max(values.values()))
 
 
@@ -169,30 +174,31 @@ def few_iterations(monkeypatch):
     monkeypatch.setattr(logistic_regression, "PATH_ITERATIONS", 30)
 
 
-@pytest.fixture(scope="module")
-def network(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("network")
-    tf.train.Checkpoint(model=model_lib.build_model(Config(**SMALL), 10)).write(
-        str(directory / "ckpt-1")
-    )
+def write_network(directory, seed=0):
+    """Writes a network with random weights. Returns the prefix of the checkpoint."""
+    keras.utils.set_random_seed(seed)
     # Evaluation settings from pretraining must be ignored, but not the decoding of images.
     settings = {"image_size": 8, "eval_steps": 1, "eval_split": "test[:150]", "bands": "3,2,1"}
     write_json(directory / "flags.json", settings)
-    return str(directory / "ckpt-1")
+    model = model_lib.build_model(Config(**SMALL), 10)
+    return tf.train.Checkpoint(model=model).write(f"{directory}/ckpt-1")
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    return write_network(tmp_path_factory.mktemp("network"))
 
 
 @pytest.fixture(scope="module")
 def other_network(tmp_path_factory):
-    """Returns a checkpoint with the same architecture but other weights."""
-    model = model_lib.build_model(Config(**SMALL), 10)
-    variable = model.trainable_variables[0]
-    variable.assign(variable + 1)
-    path = str(tmp_path_factory.mktemp("other_network") / "ckpt-1")
-    return tf.train.Checkpoint(model=model).write(path)
+    return write_network(tmp_path_factory.mktemp("other_network"), seed=1)
 
 
-def run(*arguments):
-    cli.main(["linear", *arguments])
+@pytest.fixture
+def run(network, out):
+    """Returns a function that runs a linear evaluation of `network`."""
+    flags = ("linear", f"--checkpoint={network}", f"--out={out}")
+    return lambda *arguments: cli.main([*flags, *arguments])
 
 
 def write_folder(root, **sizes):
@@ -215,10 +221,9 @@ def features_of(out):
 
 
 def test_linear_evaluation_saves_features_and_predictions(
-    network, few_iterations, capsys, monkeypatch, out
+    run, network, few_iterations, capsys, monkeypatch, out
 ):
-    command = (f"--checkpoint={network}", *FEW, f"--out={out}")
-    run(*command)
+    run(*FEW)
     results = result_of(out)
     source, feature_sets = digits.digits_source(), features_of(out)
     for name, split in zip(SPLITS, ("train[:60]", "train[60:80]", "test[:20]")):
@@ -236,7 +241,7 @@ def test_linear_evaluation_saves_features_and_predictions(
     assert_array_equal(np.load(out / "predictions.npz")["logits"], scores)
     assert f"top 1          {results['test']:.4f}" in capsys.readouterr().out
     monkeypatch.setattr(features, "extract", None)  # Fails if saved features are extracted again.
-    run(*command)
+    run(*FEW)
     assert result_of(out) == results
     record = Record.read(*map(str, out.glob("linear_*")))
     assert record.results == expected and not record.diverged
@@ -244,7 +249,7 @@ def test_linear_evaluation_saves_features_and_predictions(
 
 
 def test_linear_evaluation_on_a_folder_uses_its_validation_split_or_the_given_splits(
-    network, few_iterations, tmp_path, capsys
+    run, few_iterations, tmp_path, capsys
 ):
     dataset = write_folder(tmp_path, train=12, val=4, test=3)
     splits = ("--task=aircraft", "--validation=train[:7]", "--train=train[7:]")
@@ -253,7 +258,7 @@ def test_linear_evaluation_on_a_folder_uses_its_validation_split_or_the_given_sp
         (splits, "FGVC Aircraft", [17, 7, 6]),
     ):
         out = tmp_path / f"train_{counts[0]}"
-        run(f"--checkpoint={network}", dataset, f"--out={out}", *arguments)
+        run(dataset, f"--out={out}", *arguments)
         assert message in capsys.readouterr().out
         assert [len(labels) for _, labels in features_of(out).values()] == counts
 
@@ -278,23 +283,22 @@ def test_linear_evaluation_on_a_folder_uses_its_validation_split_or_the_given_sp
     ],
 )
 def test_user_errors_give_one_line_messages_and_create_no_directory(
-    arguments, expected, network, out, fails
+    arguments, expected, run, out, fails
 ):
-    fails(expected, run, f"--checkpoint={network}", f"--out={out}", *arguments)
+    fails(expected, run, *arguments)
     # After the error is fixed, the same path must be usable.
     assert not out.exists()
 
 
-def test_non_finite_features_are_rejected(network, monkeypatch, out, fails):
+def test_non_finite_features_are_rejected(run, monkeypatch, fails):
     monkeypatch.setattr(
         features, "encoder_function", lambda model: lambda images: images[:, 0, 0] / 0
     )
-    expected = "features of train[:60] contain NaN or Inf"
-    fails(expected, run, f"--checkpoint={network}", *FEW, f"--out={out}")
+    fails("features of train[:60] contain NaN or Inf", run, *FEW)
 
 
 def test_features_use_the_central_square_of_the_image(
-    network, few_iterations, tmp_path, monkeypatch, out
+    run, few_iterations, tmp_path, monkeypatch, out
 ):
     """Checks that the crop spans the whole shorter side (paper, B.8.1), which is not the case in other evaluations."""
     dataset = write_folder(tmp_path, train=1, validation=1, test=1)
@@ -304,21 +308,21 @@ def test_features_use_the_central_square_of_the_image(
     monkeypatch.setattr(
         features, "encoder_function", lambda model: lambda images: tf.reshape(images, [-1, 4800])
     )
-    run(f"--checkpoint={network}", dataset, "--image_size=40", f"--out={out}")
+    run(dataset, "--image_size=40")
     vectors, _ = features_of(out)["test"]
     for row in vectors:
         assert_allclose(row.reshape(40, 40, 3), pixels[:, 10:50, ::-1] / 255, atol=1e-6)
 
 
 def test_directory_depends_on_everything_that_affects_the_features(
-    network, other_network, few_iterations, tmp_path, monkeypatch, out
+    run, network, other_network, tmp_path, monkeypatch, out
 ):
     """Evaluates in one output directory, whose result.json belongs to the last command."""
-    examples = default_rng(0).random((20, 3)), np.arange(20) % 3
-    extract = mock.Mock(return_value=examples)
+    labels = np.arange(20) % 3
+    extract = mock.Mock(return_value=(np.ones((20, 3)), labels))
     monkeypatch.setattr(features, "extract", extract)
+    monkeypatch.setattr(linear_evaluation, "linear", lambda *_, **__: ({}, np.eye(3)[labels]))
     shutil.copytree(os.path.dirname(network), tmp_path / "copy")
-    default = (f"--checkpoint={network}", *FEW, f"--out={out}", "--image_size=8")
     for arguments, is_new in (
         ((), True),
         ((f"--checkpoint={tmp_path / 'copy' / 'ckpt-1'}",), False),
@@ -329,7 +333,7 @@ def test_directory_depends_on_everything_that_affects_the_features(
         ((), False),
     ):
         extract.reset_mock()
-        run(*default, *arguments)
+        run(*FEW, *arguments)
         assert extract.call_count == 3 * is_new, arguments
     assert len(list(out.glob("linear_*"))) == 5
     assert result_of(out)["checkpoint"] == network
@@ -340,11 +344,10 @@ def test_undefined_metrics_are_rejected():
         measures.measure("mean_average_precision", np.zeros([2, 4], np.int64), np.zeros([2, 4]))
 
 
-def test_output_directory_in_use_is_rejected(network, out, fails):
+def test_output_directory_in_use_is_rejected(run, out, fails):
     out.mkdir()
-    expected = f"--out={out}: the directory is in use by process "
     with Lock(str(out)):
-        fails(expected, run, f"--checkpoint={network}", *FEW, f"--out={out}")
+        fails(f"--out={out}: the directory is in use by process ", run, *FEW)
 
 
 # ---------------------------------------------------------------------------------------------------------- grid search
@@ -360,6 +363,9 @@ rate = float(flags["learning_rate"])
 if rate > 0.5:
     print("no steps were skipped")
     sys.exit(3)
+if rate == 0.003:
+    print("training diverged at step 3", flush=True)
+    os.kill(os.getpid(), 9)
 if rate < 0.002:
     sys.exit("run.py: error: no disk")
 num_correct = round(20 * (1 - abs(rate - 0.1)) - 1000 * float(flags["weight_decay"]) * rate)
@@ -382,26 +388,32 @@ def program(tmp_path, monkeypatch):
     """
     (tmp_path / "program").mkdir()
     (tmp_path / "program" / "run.py").write_text(_PROGRAM)
-    monkeypatch.setattr(grid_search, "ROOT", str(tmp_path / "program"))
+    monkeypatch.setattr(grid_search, "ROOT", f"{tmp_path}/program")
 
     def calls():
-        return [
-            json.loads(line) for line in (tmp_path / "program" / "calls").read_text().splitlines()
-        ]
+        return list(map(json.loads, (tmp_path / "program" / "calls").open()))
 
     return calls
 
 
-def grid(network, out, *arguments, protocol="finetune"):
-    flags = ("--dataset=digits", f"--out={out}", "--steps=30", "--jobs=2")
-    cli.main([protocol, f"--checkpoint={network}", *flags, *arguments])
+@pytest.fixture
+def grid(network, out):
+    """Returns a function that runs a grid search for `network`."""
+    flags = (
+        f"--checkpoint={network}",
+        f"--out={out}",
+        "--dataset=digits",
+        "--steps=30",
+        "--jobs=2",
+    )
+    return lambda *arguments, protocol="finetune": cli.main([protocol, *flags, *arguments])
 
 
 def test_grid_search_selects_on_validation_data_and_reports_test_accuracy(
-    network, program, capsys, out
+    grid, program, capsys, out
 ):
     values = ("--learning_rates=0.01,0.1,1", "--weight_decays=0,0.001")
-    grid(network, out, *values)
+    grid(*values)
     names = "train_split", "eval_split", "learning_rate", "weight_decay"
     *calls, final = (" ".join(call[name] for name in names) for call in program())
     assert sorted(calls) == [
@@ -421,64 +433,55 @@ def test_grid_search_selects_on_validation_data_and_reports_test_accuracy(
     [interrupted] = out.glob("rate_0.01_decay_0_*")
     shutil.rmtree(interrupted)
     next(out.glob("best_*/record.json")).unlink()
-    grid(network, out, *values)
+    grid(*values)
     assert len(program()) == 9 and program()[7]["learning_rate"] == "0.01"
     # The grid may change. The trial with learning rate 0.1 is finished and is not repeated.
-    grid(network, out, *values, "--learning_rates=0.05,0.1")
+    grid(*values, "--learning_rates=0.05,0.1")
     assert len(program()) == 11 and {call["learning_rate"] for call in program()[9:]} == {"0.05"}
 
 
-def test_trials_are_compared_by_the_metric_of_the_task(network, program, out):
-    for metric, expected in (("mean_per_class", 0.5), ("top_1", 1.0)):
-        grid(network, out, *SINGLE, f"--metric={metric}")
-        results = result_of(out)
-        assert [result["metric"] for result in results["validation"]] == [expected]
-    assert len(program()) == 2  # The metric does not affect training.
-
-
 def test_directories_depend_on_everything_that_affects_the_trials(
-    network, other_network, tmp_path, program, out
+    grid, other_network, program, out
 ):
+    other = (f"--checkpoint={other_network}",)
+    count = 0
     for arguments, num_new in (
         ((), 2),
         (("--jobs=1", "--flags=--checkpoint_epochs=3"), 0),
         (("--test=test[:50%]",), 1),
         (("--batch_size=64",), 2),
         (("--flags=--precision=mixed_bfloat16",), 2),
-        ((f"--checkpoint={other_network}", "--image_size=8"), 2),
-        ((), 0),
+        (other, 2),
+        (("--metric=mean_per_class",), 0),
     ):
-        path = tmp_path / "program" / "calls"
-        path.write_text("")
-        grid(network, out, *SINGLE, *arguments)
-        assert len(program()) == num_new, arguments
+        grid(*SINGLE, *arguments)
+        count += num_new
+        assert len(program()) == count, arguments
+    [result] = result_of(out)["validation"]
+    assert result["metric"] == 0.5  # The accuracy is 1.
+    # Training from scratch does not depend on the weights.
+    for arguments in ((), other):
+        grid(*SINGLE, *arguments, protocol="scratch")
+        assert len(program()) == count + 2
 
 
-def test_training_from_scratch_does_not_depend_on_the_weights(network, other_network, program, out):
-    for checkpoint in (network, other_network):
-        grid(checkpoint, out, *SINGLE, "--image_size=8", "--bands=3,2,1", protocol="scratch")
-    assert len(program()) == 2
-
-
-def test_final_run_uses_as_many_devices_as_one_trial(network, program, monkeypatch, out):
+def test_final_run_uses_as_many_devices_as_one_trial(grid, program, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     devices = []
-    monkeypatch.setattr(
-        child_processes.Launcher,
-        "run",
-        lambda self, job, visible=None: (
-            devices.append(visible),
-            subprocess.run(job.command, check=True),
-        ),
-    )
-    grid(network, out, "--learning_rates=0.1", "--weight_decays=0,0.001", "--jobs=3")
+
+    def launch(self, job, visible=None):
+        devices.append(visible)
+        subprocess.run(job.command, check=True)
+
+    monkeypatch.setattr(child_processes.Launcher, "run", launch)
+    grid("--learning_rates=0.1", "--weight_decays=0,0.001", "--jobs=3")
     assert len(devices) == 3 and all(len(visible) == 1 for visible in devices)
 
 
-def test_trials_follow_the_papers_protocol(network, tmp_path, program):
-    grid(network, tmp_path / "finetune", *SINGLE, "--flags=--precision=mixed_bfloat16", "--seed=5")
+def test_trials_follow_the_papers_protocol(grid, network, program):
+    grid(*SINGLE, "--flags=--precision=mixed_bfloat16", "--seed=5")
     splits = ("--train=train[:50%]", "--validation=train[50%:]")
-    grid(network, tmp_path / "scratch", *SINGLE, *splits, protocol="scratch")
+    grid(*SINGLE, *splits, protocol="scratch")
     finetune, _, scratch, final = program()
     assert "checkpoint" not in scratch and scratch["train_mode"] == "supervised"
     assert final["train_split"] == "train[:50%]+train[50%:]"
@@ -510,15 +513,20 @@ def test_trials_follow_the_papers_protocol(network, tmp_path, program):
 
 
 @pytest.mark.parametrize(
-    "rates, expected",
+    "rates, expected, status, num_records",
     [
-        ("2,3", "--learning_rates: all 2 trials diverged. Use lower learning rates."),
-        ("0.001", "the run exited with status 1 (run.py: error: no disk)"),
+        ("2,3", "--learning_rates: all 2 trials diverged. Use lower learning rates.", 3, 2),
+        ("0.001", "the run exited with status 1 (run.py: error: no disk)", 2, 0),
+        # Only the exit status determines whether a trial diverged, even if the log reports divergence.
+        ("0.003", "was killed by signal 9", 2, 0),
     ],
 )
-def test_failed_trials_give_one_line_errors(rates, expected, network, program, out, fails):
-    arguments, status = (f"--learning_rates={rates}", "--weight_decays=0"), 2 + (rates == "2,3")
-    fails(expected, grid, network, out, *arguments, status=status)
+def test_failed_trials_give_one_line_errors_and_are_repeated_unless_they_diverged(
+    rates, expected, status, num_records, grid, program, out, fails
+):
+    arguments = (f"--learning_rates={rates}", "--weight_decays=0")
+    fails(expected, grid, *arguments, status=status)
+    assert len(list(out.glob("*/record.json"))) == num_records
 
 
 @pytest.mark.parametrize(
@@ -542,44 +550,23 @@ def test_failed_trials_give_one_line_errors(rates, expected, network, program, o
     ],
 )
 def test_invalid_grids_give_one_line_errors_and_create_no_directory(
-    arguments, expected, network, out, fails
+    arguments, expected, grid, out, fails
 ):
-    fails(expected, grid, network, out, *arguments)
+    fails(expected, grid, *arguments)
     assert not out.exists()
 
 
-def test_killed_trial_does_not_count_as_diverged(network, tmp_path, program, out, fails):
-    """Checks that only the exit status determines whether a trial diverged, even if the log reports divergence."""
-    killed = "import os; print('training diverged at step 3', flush=True); os.kill(os.getpid(), 9)"
-    fake = tmp_path / "program" / "run.py"
-    fake.write_text(killed)
-    fails("was killed by signal 9", grid, network, out, *SINGLE)
-    assert not list(out.glob("*/record.json"))
-    fake.write_text(_PROGRAM)
-    grid(network, out, *SINGLE)
-    assert result_of(out)["test"] == 1.0
-
-
-def test_corrupt_record_is_reported_and_an_empty_one_is_repeated(network, program, out, fails):
-    grid(network, out, *SINGLE)
+def test_corrupt_record_is_reported_and_an_empty_one_is_repeated(grid, program, out, fails):
+    grid(*SINGLE)
     [path] = out.glob("rate_*/record.json")
     path.write_text("{")
-    fails(f"{path}: the file is corrupt", grid, network, out, *SINGLE)
+    fails(f"{path}: the file is corrupt", grid, *SINGLE)
     path.write_text("")
-    grid(network, out, *SINGLE)
+    grid(*SINGLE)
     assert len(program()) == 3
 
 
-def test_files_of_the_user_in_the_output_directory_are_kept(network, program, out):
-    names = ("notes.txt", "rate_0.1_decay_0/notes.txt", "best_rate_0.1_decay_0/draft.tmp")
-    for path in map(out.joinpath, names):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("notes")
-    grid(network, out, *SINGLE)
-    assert all((out / name).read_text() == "notes" for name in names)
-
-
-def test_trials_hold_the_lock_of_the_output_directory(network, program, monkeypatch, out):
+def test_trials_hold_the_lock_of_the_output_directory(grid, program, monkeypatch, out):
     """Checks that a trial whose search was killed still prevents a second search in the directory."""
     monkeypatch.setattr(
         child_processes.Launcher,
@@ -588,12 +575,12 @@ def test_trials_hold_the_lock_of_the_output_directory(network, program, monkeypa
     )
     inherited = []
     with pytest.raises(ZeroDivisionError):
-        grid(network, out, *SINGLE)
+        grid(*SINGLE)
     assert os.path.samestat(inherited[0], os.stat(out / "train.lock"))
 
 
 @pytest.mark.slow
-def test_training_from_scratch_on_a_folder_skips_a_corrupt_image(network, tmp_path, out):
+def test_training_from_scratch_on_a_folder_skips_a_corrupt_image(grid, tmp_path, out):
     dataset = write_folder(tmp_path, train=20, val=10, test=10)
     for path in (tmp_path / "photos").glob("*/*/*.png"):
         color = np.full([10, 12, 3], 255 * (path.parent.name == "dog"), np.uint8)
@@ -601,17 +588,21 @@ def test_training_from_scratch_on_a_folder_skips_a_corrupt_image(network, tmp_pa
     (tmp_path / "photos" / "train" / "cat" / "bad.png").write_bytes(b"nothing")
     flags = ("--corrupt_images=skip", "--metric=mean_per_class", "--steps=20", "--batch_size=16")
     values = ("--learning_rates=1", "--weight_decays=0.001")
-    grid(network, out, dataset, *flags, *values, protocol="scratch")
+    grid(dataset, *flags, *values, protocol="scratch")
     results = result_of(out)
     assert results["test"] == results["validation"][0]["metric"] == 1.0
     assert len(np.load(out / "predictions.npz")["labels"]) == 20
 
 
 @pytest.mark.slow
-def test_fine_tuning_with_the_real_run_py_selects_the_better_learning_rate(network, out):
+def test_fine_tuning_with_the_real_run_py_selects_the_better_learning_rate(
+    grid, tmp_path, monkeypatch, out
+):
+    monkeypatch.setitem(resnet.DEPTHS, 10, (False, (1, 1, 1, 1)))  # as in the processes of run.py
+    architecture.all_keys.cache_clear()
     splits = ("--train=train[:300]", "--validation=train[300:400]", "--test=test[:100]")
     values = ("--learning_rates=1,1000", "--weight_decays=0", "--steps=60", "--batch_size=32")
-    grid(network, out, *splits, *values)
+    grid(f"--checkpoint={write_network(tmp_path)}", *splits, *values)
     results = result_of(out)
     assert results["learning_rate"] == 1 and results["test"] > 0.3
     saved = np.load(out / "predictions.npz")
@@ -619,15 +610,19 @@ def test_fine_tuning_with_the_real_run_py_selects_the_better_learning_rate(netwo
     assert hits.mean() == results["test"] and len(hits) == 100
 
 
-@pytest.mark.parametrize("name", ["-x", "\u00e9" * 127, "$(touch y);'\""])
-def test_output_directory_in_a_relative_link_may_have_any_name(
-    name, network, tmp_path, program, monkeypatch
+def test_output_directory_in_a_relative_link_may_have_any_name_and_contain_files_of_the_user(
+    grid, tmp_path, program, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "real").mkdir()
     os.symlink("real", "link")
-    grid(network, os.path.join("link", name), *SINGLE)
+    name = "-x $(touch y);'\"" + "\u00e9" * 119  # 255 bytes
+    files = ("notes.txt", "rate_0.1_decay_0/notes.txt", "best_rate_0.1_decay_0/draft.tmp")
+    for path in map((tmp_path / "real" / name).joinpath, files):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("notes")
+    grid(f"--out=link/{name}", *SINGLE)
     assert (tmp_path / "real" / name / "result.json").exists()
+    assert all((tmp_path / "link" / name / file).read_text() == "notes" for file in files)
     assert {entry.name for entry in tmp_path.iterdir()} == {"program", "real", "link"}
 
 
@@ -707,7 +702,7 @@ MULTI_LABELS = LOGITS.astype(np.int64)
 def test_valid_predictions_are_accepted(labels, logits, tmp_path):
     """Checks that valid predictions are accepted, including logits of -inf, which mean that a class was not learned."""
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
-    assert_equal(output.read_predictions(str(tmp_path / "x.npz")), (labels, logits))
+    assert_equal(output.read_predictions(f"{tmp_path}/x.npz"), (labels, logits))
 
 
 @pytest.mark.parametrize(
@@ -730,7 +725,7 @@ def test_valid_predictions_are_accepted(labels, logits, tmp_path):
 def test_invalid_predictions_are_rejected(labels, logits, expected, tmp_path, fails):
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
     np.savez(tmp_path / "good.npz", labels=LABELS, logits=LOGITS)
-    arguments = ["compare", str(tmp_path / "good.npz"), str(tmp_path / "x.npz")]
+    arguments = ["compare", f"{tmp_path}/good.npz", f"{tmp_path}/x.npz"]
     fails(expected or "x.npz: expected integer labels", cli.main, arguments)
 
 
@@ -739,5 +734,5 @@ def test_compare_reports_significance(tmp_path, capsys):
     for name, num_wrong in (("good", 10), ("bad", 80)):
         predictions = np.where(np.arange(200) < num_wrong, 1 - labels, labels)
         np.savez(tmp_path / f"{name}.npz", labels=labels, logits=np.eye(2)[predictions])
-    cli.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / "bad.npz")])
+    cli.main(["compare", f"{tmp_path}/good.npz", f"{tmp_path}/bad.npz"])
     assert "the difference is significant" in capsys.readouterr().out
