@@ -12,7 +12,7 @@ from config import Config
 from paper import runner, tables
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def cached_configs():
     """Parses the arguments of each run only once, because the studies have many runs."""
     parse = functools.cache(lambda *arguments, parse=runner.config_of: parse([*arguments]))
@@ -21,7 +21,7 @@ def cached_configs():
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def savefig():
     """Replaces the method that saves figures by one that writes an empty image. Yields the original."""
 
