@@ -45,7 +45,7 @@ hypothesis.settings.load_profile("suites")
 
 _CPU = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
-# Tests execute few steps, so Grappler would take longer than the steps. Tests of whole commands use it.
+# Tests execute few steps, so Grappler would take longer than the steps. `optimized_graphs` enables it for one test.
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 

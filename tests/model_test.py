@@ -153,7 +153,7 @@ def test_float32_network_outputs_match_the_original():
 
 
 @pytest.mark.parametrize("case", [str(case) for case in TRAIN_STEP["cases"]])
-def test_three_training_steps_match_the_original(case, float64):
+def test_three_training_steps_match_the_original(case, float64, optimized_graphs):
     config, settings = golden.config_of(TRAIN_STEP, case)
     model, variables = golden.build_model(config)
     start = {key: variable.numpy() for key, variable in variables.items()}

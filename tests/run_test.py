@@ -916,7 +916,9 @@ def test_model_dir_with_another_architecture_is_rejected_and_left_unchanged(comp
     assert runs.contents(complete_run) == before
 
 
-def test_micro_batches_half_precision_and_new_scalars_work_together(tmp_path, monkeypatch):
+def test_micro_batches_half_precision_and_new_scalars_work_together(
+    optimized_graphs, tmp_path, monkeypatch
+):
     """Items that are added to the dicts in `simclr` are logged, without changes elsewhere."""
 
     def add_scalars(name):
