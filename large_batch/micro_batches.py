@@ -138,7 +138,10 @@ def train_step(step: Any, batch: tuple, per_image: Callable, over_batch: Callabl
             for gradient, output in zip(output_gradients, (h, z)):
                 loss += tf.reduce_sum(tf.gather(gradient, index) * output)
         gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
-        return tf.nest.map_structure(tf.add, sums, (gradients, scalar_sum.pack(scalars)))
+        new = gradients, scalar_sum.pack(scalars)
+        # Not `tf.add`, which Grappler merges with sums in the gradients. In a nested loop, merged
+        # sums fail on CPUs if the step needs more than 200 MB (TensorFlow 2.21).
+        return tf.nest.map_structure(lambda *pair: tf.reduce_sum(tf.stack(pair), 0), sums, new)
 
     def update(sums, batch_terms, batch_metrics):
         gradients, vector = sums

@@ -948,6 +948,13 @@ def test_micro_batches_half_precision_and_new_scalars_work_together(
     }
 
 
+def test_large_micro_batches_run_with_optimized_graphs(optimized_graphs, tmp_path):
+    """Grappler rewrites sums of a step that needs more than 200 MB. Here, kernels cover whole images."""
+    settings = dict(train_batch_size=64, micro_batch_size=32, image_size=8, width_multiplier=4)
+    run(tmp_path, train_steps=3, mode="train", stem="imagenet", **settings)
+    assert weights(tmp_path, 3)
+
+
 @pytest.fixture
 def gpu_details(monkeypatch):
     """Replaces the machine's GPUs by two with the same details. Returns the details, a dict."""
