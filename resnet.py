@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
@@ -20,9 +20,6 @@ from runtime import replicas
 
 BATCH_NORM_EPSILON = 1e-5
 _SK_MIN_CHANNELS = 32
-# Kinds of layers, and the names of their variables. Only kernels have more than one axis.
-CONVOLUTION, BATCH_NORM = ("kernel",), ("gamma", "beta", "moving_mean", "moving_variance")
-CONVOLUTION_WITH_BIAS = ("kernel", "bias")
 
 
 @contextlib.contextmanager
@@ -688,83 +685,3 @@ def resnet(
         batch_norm_decay,
         global_bn,
     )
-
-
-class LayerSpec(NamedTuple):
-    """A layer of an encoder that has variables."""
-
-    key: str  # path in a checkpoint, relative to the encoder
-    kind: tuple[str, ...]  # CONVOLUTION, CONVOLUTION_WITH_BIAS or BATCH_NORM
-    shape: tuple[int, ...]  # of the kernel, or (channels,) for batch norm
-
-    def variables(self) -> dict[str, tuple[int, ...]]:
-        """Returns a dict that maps the names of the layer's variables to their shapes."""
-        return {name: self.shape if name == "kernel" else self.shape[-1:] for name in self.kind}
-
-
-def layer_specs(
-    bottleneck: bool,
-    blocks: tuple[int, ...],
-    width_multiplier: int = 1,
-    cifar_stem: bool = False,
-    sk_ratio: float = 0.0,
-    se_ratio: float = 0.0,
-) -> Iterator[LayerSpec]:
-    """Yields the layers of a `ResNet` in the order in which they are called. Takes the same arguments.
-
-    Checkpoints of all formats are read with this list, without building the network.
-    """
-
-    def convolution(key, size, inputs, outputs, kind=CONVOLUTION):
-        return LayerSpec(key, kind, (size, size, inputs, outputs))
-
-    def normalized(path, size, inputs, outputs, position=0, distance=1):
-        """Yields a convolution and the batch norm that is `distance` positions behind it."""
-        yield convolution(f"{path}/{position}/conv2d", size, inputs, outputs)
-        yield LayerSpec(f"{path}/{position + distance}/bn", BATCH_NORM, (outputs,))
-
-    def selective_kernel(path, filters):
-        bottleneck_filters = max(int(filters * sk_ratio), _SK_MIN_CHANNELS)
-        yield convolution(f"{path}/conv2d_fixed_padding/conv2d", 3, filters, 2 * filters)
-        yield LayerSpec(f"{path}/batch_norm_relu/bn", BATCH_NORM, (2 * filters,))
-        yield convolution(f"{path}/conv2d_0", 1, filters, bottleneck_filters)
-        yield LayerSpec(f"{path}/batch_norm_relu_1/bn", BATCH_NORM, (bottleneck_filters,))
-        yield convolution(f"{path}/conv2d_1", 1, bottleneck_filters, 2 * filters)
-
-    stem, width = "initial_conv_relu_max_pool", 64 * width_multiplier
-    if sk_ratio > 0 and not cifar_stem:
-        yield from normalized(stem, 3, 3, width // 2)
-        yield from normalized(stem, 3, width // 2, width // 2, 2)
-        yield from normalized(stem, 3, width // 2, width, 4, 2)
-    else:
-        yield from normalized(stem, 3 if cifar_stem else 7, 3, width, 0, 2)
-    inputs = width
-    for group, count in enumerate(blocks):
-        filters = width * 2**group
-        outputs = 4 * filters if bottleneck else filters
-        for block in range(count):
-            path = f"block_groups/{group}/layers/{block}"
-            if block == 0:
-                # See `_shortcut` for the positions.
-                position = 0 if sk_ratio == 0 else 1 if group == 0 else 2
-                shortcut = f"{path}/{'projection' if bottleneck else 'shortcut'}_layers"
-                yield from normalized(shortcut, 1, inputs, outputs, position)
-            if bottleneck:
-                layers = f"{path}/conv_relu_dropblock_layers"
-                yield from normalized(layers, 1, inputs, filters)
-                if sk_ratio > 0:
-                    yield from selective_kernel(f"{layers}/3", filters)
-                else:
-                    yield from normalized(layers, 3, filters, filters, 3)
-                last = 5 if sk_ratio > 0 else 6
-                yield from normalized(layers, 1, filters, outputs, last)
-                excitation = f"{layers}/{last + 3}"
-            else:
-                yield from normalized(f"{path}/conv2d_bn_layers", 3, inputs, filters)
-                yield from normalized(f"{path}/conv2d_bn_layers", 3, filters, filters, 2)
-                excitation = f"{path}/se_layer"
-            if se_ratio > 0:
-                reduced, kind = max(1, int(filters * se_ratio)), CONVOLUTION_WITH_BIAS
-                yield convolution(f"{excitation}/se_reduce", 1, outputs, reduced, kind)
-                yield convolution(f"{excitation}/se_expand", 1, reduced, outputs, kind)
-            inputs = outputs

@@ -1,97 +1,22 @@
-"""Infers the architecture of a network from the names and shapes of its variables."""
+"""Infers the settings of a network from the names and shapes of its variables."""
 
 from __future__ import annotations
 
+import collections
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Iterator, Mapping
+
+import tensorflow as tf
 
 import resnet
-from resnet import LayerSpec
 
 ENCODER, PROJECTION_HEAD = "model/resnet_model/", "model/_projection_head/linear_layers/"
 LINEAR_HEAD = "model/supervised_head/linear_layer/dense/"
-_MAX_PROJ_LAYERS = 100
-
-
-@functools.cache
-def all_keys() -> frozenset[str]:
-    """Returns the checkpoint keys of all networks that this program supports.
-
-    The encoders have one more block per group than the largest supported one, so that a larger
-    encoder is not mistaken for a supported one.
-    """
-    blocks = tuple(max(counts) + 1 for counts in zip(*(b for _, b in resnet.DEPTHS.values())))
-    layers = {
-        ENCODER + spec.key: spec.kind
-        for parts in itertools.product((False, True), repeat=4)
-        for spec in _specs(blocks, *parts)
-    }
-    for index in range(_MAX_PROJ_LAYERS):
-        layers[f"{PROJECTION_HEAD}{index}/dense"] = resnet.CONVOLUTION_WITH_BIAS
-        layers[f"{PROJECTION_HEAD}{index}/bn_relu/bn"] = resnet.BATCH_NORM
-    layers[LINEAR_HEAD.rstrip("/")] = resnet.CONVOLUTION_WITH_BIAS
-    return frozenset(f"{key}/{variable}" for key, kind in layers.items() for variable in kind)
-
-
-def checkpoint_names(layers: Iterable[LayerSpec]) -> list[str]:
-    """Returns the keys of an encoder's layers in a checkpoint."""
-    return [ENCODER + spec.key for spec in layers]
-
-
-def match_encoder(
-    shapes: Mapping[str, tuple], layer_names: Callable[[list[LayerSpec]], list[str]]
-) -> tuple[dict, dict[str, str]] | None:
-    """Finds the encoder whose variables have the given names and shapes.
-
-    Args:
-      shapes: dict mapping the names of an encoder's variables to shapes.
-      layer_names: function that returns the names of an encoder's layers in this file format.
-
-    Returns:
-      A dict of `Config` settings, and a dict mapping names to checkpoint keys. None if this program
-      does not support the encoder.
-    """
-    layers_in_file = {name.rpartition("/")[0] for name in shapes}
-    for cifar_stem, has_sk, has_se, (depth, (bottleneck, blocks)) in itertools.product(
-        (False, True), (False, True), (False, True), resnet.DEPTHS.items()
-    ):
-        specs = _specs(blocks, bottleneck, cifar_stem, has_sk, has_se)
-        names = {spec.key: name for spec, name in zip(specs, layer_names(specs))}
-        if set(names.values()) != layers_in_file:
-            continue
-        # Output channels of the last layer of each name, such as `conv2d`.
-        channels = {
-            key.rpartition("/")[2]: shapes.get(f"{name}/kernel", (0,))[-1]
-            for key, name in names.items()
-        }
-        filters = channels["conv2d"] // (4 if bottleneck else 1)  # inner width of the last block
-        width = filters // (64 * 2 ** max(len(blocks) - 1, 0))
-        if not width:
-            continue
-        # Basic blocks have no SK convolution.
-        sk_ratio = channels.get("conv2d_0", filters / 16) / filters if has_sk else 0.0
-        se_ratio = channels.get("se_reduce", 0) / filters
-        variables = {
-            (f"{names[spec.key]}/{variable}", f"{ENCODER}{spec.key}/{variable}"): shape
-            for spec in resnet.layer_specs(
-                bottleneck, blocks, width, cifar_stem, sk_ratio, se_ratio
-            )
-            for variable, shape in spec.variables().items()
-        }
-        if {name: shape for (name, _), shape in variables.items()} == shapes:
-            return dict(
-                resnet_depth=depth,
-                width_multiplier=width,
-                sk_ratio=sk_ratio,
-                se_ratio=se_ratio,
-                stem="cifar" if cifar_stem else "imagenet",
-            ), dict(variables.keys())
-    return None
 
 
 def infer_flags(shapes: Mapping[str, tuple]) -> dict | None:
-    """Infers a network's settings from the shapes of its variables.
+    """Infers a network's settings by counting its variables. No network is built.
 
     Args:
       shapes: dict mapping checkpoint keys to shapes.
@@ -100,24 +25,77 @@ def infer_flags(shapes: Mapping[str, tuple]) -> dict | None:
       A dict that maps names of `Config` settings to values, or None if this program does not
       support the encoder.
     """
-    encoder = {key: shape for key, shape in shapes.items() if key.startswith(ENCODER)}
-    match = match_encoder(encoder, checkpoint_names)
-    if not match:
+    flags = _encoder_flags(shapes)
+    if not flags:
         return None
-    layers = [
-        shapes[key]
-        for index in range(_MAX_PROJ_LAYERS)
-        if (key := f"{PROJECTION_HEAD}{index}/dense/kernel") in shapes
-    ]
-    flags = dict(match[0], proj_head_mode={0: "none", 1: "linear"}.get(len(layers), "nonlinear"))
+    kernels = re.compile(rf"{PROJECTION_HEAD}(\d+)/dense/kernel")
+    layers = {int(match[1]): shapes[key] for key in shapes if (match := kernels.fullmatch(key))}
+    flags["proj_head_mode"] = {0: "none", 1: "linear"}.get(len(layers), "nonlinear")
     if len(layers) > 1:
         flags["num_proj_layers"] = len(layers)
     if layers:
-        flags["proj_out_dim"] = layers[-1][-1]
+        flags["proj_out_dim"] = layers[max(layers)][-1]
     return flags
 
 
-def _specs(
-    blocks: tuple[int, ...], bottleneck: bool, cifar_stem: bool, has_sk: bool, has_se: bool
-) -> list[LayerSpec]:
-    return list(resnet.layer_specs(bottleneck, blocks, 1, cifar_stem, has_sk / 16, has_se / 16))
+def _encoder_flags(shapes: Mapping[str, tuple]) -> dict | None:
+    blocks = re.compile(rf"{ENCODER}block_groups/(\d+)/layers/(\d+)/").match
+    groups = collections.Counter(
+        group for group, _ in {m.groups() for m in map(blocks, shapes) if m}
+    )
+    structure = (
+        any("/conv_relu_dropblock_layers/" in key for key in shapes),
+        tuple(groups[group] for group in sorted(groups, key=int)),
+    )
+    depths = {structure: depth for depth, structure in resnet.DEPTHS.items()}
+    stem = f"{ENCODER}initial_conv_relu_max_pool"
+    kernel = shapes.get(f"{stem}/0/conv2d/kernel", ())
+    if structure not in depths or len(kernel) != 4:
+        return None
+    has_deep_stem = f"{stem}/4/conv2d/kernel" in shapes
+    width, remainder = divmod(kernel[-1] * (2 if has_deep_stem else 1), 64)
+    if remainder or not width:
+        return None
+    filters = 64 * width * 2 ** max(len(structure[1]) - 1, 0)  # inner width of the last blocks
+
+    def ratio(layer):
+        kernels = [shape for key, shape in shapes.items() if key.endswith(f"/{layer}/kernel")]
+        return max(shape[-1] for shape in kernels) / filters if kernels else 0.0
+
+    # In shortcuts of networks with selective kernels, the convolution follows the pooling.
+    pooled = re.compile(r"/(projection|shortcut)_layers/[12]/conv2d/").search
+    sk_ratio = ratio("conv2d_0")
+    if not sk_ratio and (has_deep_stem or any(map(pooled, shapes))):
+        sk_ratio = 1 / 16  # Basic blocks do not depend on the ratio.
+    return dict(
+        resnet_depth=depths[structure],
+        width_multiplier=width,
+        sk_ratio=sk_ratio,
+        se_ratio=ratio("se_reduce"),
+        stem="imagenet" if has_deep_stem or kernel[0] > 3 else "cifar",
+    )
+
+
+@functools.cache
+@tf.autograph.experimental.do_not_convert  # AutoGraph is slow.
+def encoder_shapes(*settings: bool | int | float | tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Builds an encoder as a graph, without values.
+
+    Args:
+      *settings: the first arguments of `resnet.ResNet`, up to `se_ratio`.
+
+    Returns:
+      A dict that maps checkpoint keys to shapes. Layers are in the order in which the blocks create
+      them. TF1 numbered the layers in this order.
+    """
+
+    def visit(node: tf.Module, path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        if isinstance(node, tf.Variable):
+            yield path, tuple(node.shape)
+        for name, child in tf.train.TrackableView(node).children(node).items():
+            yield from visit(child, f"{path}/{name}")
+
+    with tf.Graph().as_default():
+        encoder = resnet.ResNet(*settings)
+        encoder(tf.zeros([1, 64, 64, 3]))
+        return dict(visit(encoder, ENCODER.rstrip("/")))

@@ -16,19 +16,35 @@ UNKNOWN_HEAD_INPUT = (
 )
 
 
-def infer_config(file: weight_files.WeightFile) -> Config:
-    """Infers the `Config` of the network in a weight file, except for its image size.
+def read_config(file: weight_files.WeightFile) -> Config:
+    """Returns the settings that the run or the export recorded for the weights in a file.
+
+    Settings of the network that were not recorded, except for the image size, are inferred from
+    its variables.
 
     Raises:
-      UserError: this program does not support the encoder.
+      UserError: the recorded settings are invalid, or this program does not support the encoder.
     """
-    flags = architecture.infer_flags(file.shapes)
-    if not flags:
+    origin = read_origin(file)
+    recorded = dict(origin.get("flags", {}))
+    names = ("image_size", "eval_center_crop", "eval_resize")
+    recorded.update({name: origin[name] for name in names if name in origin})
+    if origin.get("train_mode") in ("pretrain", "distill") and origin.get("distill_alpha", 1) == 1:
+        recorded.update(label_fraction=1.0, label_seed=0)  # The run's evaluation used a subset.
+    counted = architecture.infer_flags(file.shapes) or {}
+    if not counted and "resnet_depth" not in recorded:
         raise UserError(
             f"{file.path}: unsupported encoder (no ResNet of depth 10 to 200 matches its "
             f"{len(file.shapes)} tensors). Use another checkpoint."
         )
-    return Config(**flags, lineareval_while_pretraining=file.num_classes is not None)
+    counted["lineareval_while_pretraining"] = file.num_classes is not None
+    try:
+        return Config(**{**counted, **recorded})
+    except UserError as error:
+        raise UserError(
+            f"{file.location}: the recorded settings are invalid ({str(error).rstrip('.')})."
+            " Restore flags.json, or export the SavedModel again."
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,19 +62,23 @@ class CheckpointInfo:
     trained_on: str | None = None  # `data_digest` of the training data
 
 
-def network_flags(file: weight_files.WeightFile, with_head_input: bool = False) -> dict | None:
-    """Returns the settings of the network in a weight file, as inferred by `architecture.infer_flags`.
+def network_flags(file: weight_files.WeightFile, with_head_input: bool = False) -> dict:
+    """Returns the settings of the network in a weight file (see `read_config`).
 
     If the run or SavedModel that contains the file records the image size, the dict also contains
     `image_size`. The same applies to `ft_proj_selector`, the input of the linear head, if
     `with_head_input` is set; it may also be found in the weights.
     """
-    flags, origin = architecture.infer_flags(file.shapes), read_origin(file)
-    recorded = dict(
+    config, origin = read_config(file), read_origin(file)
+    names = {*settings_with("network")} - {"lineareval_while_pretraining"}
+    flags = {name: getattr(config, name) for name in config.settings() if name in names}
+    flags.update(
+        stem=config.stem_name,
+        proj_head_mode=config.effective_proj_head_mode,
         image_size=origin.get("image_size"),
         ft_proj_selector=_head_input(file, origin) if with_head_input else None,
     )
-    return flags and {**flags, **storage.without_none(recorded)}
+    return storage.without_none(flags)
 
 
 def _head_input(file: weight_files.WeightFile, origin: dict) -> int | None:
@@ -95,8 +115,7 @@ def inspect_checkpoint(
 ) -> CheckpointInfo:
     """Returns the `CheckpointInfo` of a checkpoint or SavedModel.
 
-    The network is inferred from the tensors. All other information is read from the run or
-    SavedModel. If the input of the classifier is unknown, logs what is assumed.
+    If the input of the classifier is unknown, logs what is assumed.
 
     Args:
       path: see `weight_files.locate`.
@@ -108,19 +127,7 @@ def inspect_checkpoint(
       UserError: the weights or the recorded settings are unusable.
     """
     file = weight_files.open_weights(path, flag)
-    origin, config = read_origin(file), infer_config(file)
-    network = {name: getattr(config, name) for name in settings_with("network")}
-    names = ("image_size", "eval_center_crop", "eval_resize")
-    recorded = {name: origin[name] for name in names if name in origin}
-    if origin.get("train_mode") in ("pretrain", "distill") and origin.get("distill_alpha", 1) == 1:
-        recorded.update(label_fraction=1.0, label_seed=0)  # The run's evaluation used a subset.
-    try:
-        config = Config(**{**origin.get("flags", {}), **network, **recorded})
-    except UserError as error:
-        raise UserError(
-            f"{flag}={path}: the recorded settings are invalid ({str(error).rstrip('.')})."
-            " Restore flags.json, or export the SavedModel again."
-        ) from error
+    origin, config = read_origin(file), read_config(file)
     given = dict(given or {})
     if "ft_proj_selector" not in given:
         found = _head_input(file, origin)
@@ -170,7 +177,7 @@ def read_recorded(config: Config) -> run_directory.Recorded:
         data = {
             name: origin[name] for name in settings_with("data_of_run", "pixels") if name in origin
         }
-        network = {**(network or {}), **data}
+        network = {**network, **data}
     if flag == "teacher":  # The student may be another network.
         others = {*settings_with("network")} - {"image_size"}
         network = {name: value for name, value in network.items() if name not in others}

@@ -16,11 +16,12 @@ from runtime.errors import UserError
 from sources import classes
 
 _MAX_LISTED = 3  # maximum number of mismatches in an error message
-# Model part -> prefix of its checkpoint keys.
+# Model part -> prefix of its checkpoint keys, except for those of earlier parts.
 PARTS = {
     "encoder": architecture.ENCODER,
     "projection head": architecture.PROJECTION_HEAD,
     "linear head": architecture.LINEAR_HEAD,
+    "other layers": "",
 }
 
 
@@ -53,9 +54,12 @@ def find_mismatches(variables: dict[str, tf.Variable], shapes: dict[str, tuple])
     ]
 
 
-def filter_by_prefix(prefix: str, entries: dict) -> dict:
-    """Returns the dict entries whose keys start with the prefix."""
-    return {key: value for key, value in entries.items() if key.startswith(prefix)}
+def split_by_part(entries: dict) -> dict[str, dict]:
+    """Splits a dict whose keys are checkpoint keys into one dict for each of `PARTS`."""
+    parts: dict[str, dict] = {part: {} for part in PARTS}
+    for key, value in entries.items():
+        parts[next(part for part in PARTS if key.startswith(PARTS[part]))][key] = value
+    return parts
 
 
 def raise_on_mismatches(flag: str, file: weight_files.WeightFile, lines: list[str]) -> None:
@@ -63,7 +67,7 @@ def raise_on_mismatches(flag: str, file: weight_files.WeightFile, lines: list[st
     if lines:
         rest = f"; and {len(lines) - _MAX_LISTED} more" if len(lines) > _MAX_LISTED else ""
         remedy = "Use another checkpoint; no flags match this network."
-        if flags := inspection.network_flags(file):
+        if flags := architecture.infer_flags(file.shapes):
             remedy = f"Pass {' '.join(as_flags(flags))}, or use another checkpoint."
         raise UserError(
             f"{flag}: {file.path} contains a different network"
@@ -139,10 +143,9 @@ def load_parts(
     file = weight_files.open_weights(path, flag)
     variables = variables_by_key(model=model)
     matching, not_loaded, columns = {}, {}, None
-    for part, prefix in PARTS.items():
-        part_variables = filter_by_prefix(prefix, variables)
-        file_shapes = filter_by_prefix(prefix, file.shapes)
-        differences = []
+    shapes_by_part = split_by_part(file.shapes)
+    for part, part_variables in split_by_part(variables).items():
+        file_shapes, differences = shapes_by_part[part], []
         if (
             part == "linear head"
             and part_variables
@@ -162,7 +165,7 @@ def load_parts(
         if not differences:
             matching.update(part_variables)
             continue
-        if part in required:
+        if part in required and (part_variables or part != "other layers"):
             if part == "linear head":
                 raise UserError(
                     f"{flag}: {file.path} contains a different linear head ({differences[0]})."

@@ -19,8 +19,8 @@ def describe(path: str) -> str:
       UserError: the weights cannot be loaded.
     """
     file = weight_files.open_weights(path, "PATH")
-    config, classes = inspection.infer_config(file), file.num_classes
-    encoder = restoring.filter_by_prefix(restoring.PARTS["encoder"], file.shapes)
+    config, classes = inspection.read_config(file), file.num_classes
+    encoder = restoring.split_by_part(file.shapes)["encoder"]
     weights = sum(map(math.prod, encoder.values())) / 1e6
     layers = {"nonlinear": f"{config.num_proj_layers} layers"}.get(
         config.proj_head_mode, config.proj_head_mode

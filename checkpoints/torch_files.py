@@ -132,7 +132,7 @@ def _encoder_tensors(
         )
 
     def ratio(name):
-        # Half a channel more than the layer has, because `layer_specs` rounds down.
+        # Half a channel more than the layer has, because `resnet` rounds down.
         return (shapes[name][0] + 0.5) / (8 * width) if name in names else 0.0
 
     ratios = (
@@ -142,9 +142,9 @@ def _encoder_tensors(
     cifar_stem = kernel_size == 3 and not deep_stem
     expected = {
         torch_names.torch_name(key, deep_stem): (key, shape)
-        for spec in resnet.layer_specs(*structure, width // 64, cifar_stem, *ratios)
-        for variable, shape in spec.variables().items()
-        for key in [f"{architecture.ENCODER}{spec.key}/{variable}"]
+        for key, shape in architecture.encoder_shapes(
+            *structure, width // 64, cifar_stem, *ratios
+        ).items()
     }
     missing = expected.keys() - names
     # Stock ResNet-18 and ResNet-34 have an identity shortcut in layer1.0. This program has a

@@ -1,4 +1,4 @@
-"""Saves and restores the training state: model, optimizer and step."""
+"""Saves and restores the training state: model, optimizer, step and whatever else a method trains."""
 
 from __future__ import annotations
 
@@ -20,12 +20,22 @@ _OTHER_CAUSES = (
     tf.errors.ResourceExhaustedError,
 )
 
+# Keys of the optimizer and the counters, which `tf.train.Checkpoint` compares.
+_OTHER_KEYS = ("optimizer/", "global_step/", "save_counter/")
+
 
 @dataclasses.dataclass
 class TrainingState:
-    """A run's model, optimizer and step, its checkpoint directory, and the weights that it started from.
+    """Objects that a run saves and restores.
 
-    `initial_weights` contains the path and the digest of the weights in `--checkpoint`, if any.
+    Attributes:
+      model: the model, which may contain any layers.
+      optimizer: the optimizer, whose `iterations` variable is the step.
+      directory: directory of the checkpoints.
+      keep: number of checkpoints to keep.
+      initial_weights: path and digest of the weights in `--checkpoint`, if any.
+      trackables: further objects, such as a moving average of the encoder. Their names are the
+        first parts of their checkpoint keys.
     """
 
     model: keras.Model
@@ -33,10 +43,14 @@ class TrainingState:
     directory: str
     keep: int
     initial_weights: dict | None = None
+    trackables: dict[str, tf.Module] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._checkpoint = tf.train.Checkpoint(
-            model=self.model, optimizer=self.optimizer, global_step=self.optimizer.iterations
+            model=self.model,
+            optimizer=self.optimizer,
+            global_step=self.optimizer.iterations,
+            **self.trackables,
         )
 
     @property
@@ -108,18 +122,24 @@ class TrainingState:
         return None if restored < 0 else checkpoint_files.checkpoint_prefix(directory, restored)
 
     def resume(self, path: str) -> None:
-        """Restores the model, optimizer and step from the checkpoint with prefix `path`.
+        """Restores all objects from the checkpoint with prefix `path`.
 
         Loss-scaling state (float16) may be missing from either the checkpoint or the optimizer.
 
         Raises:
-          UserError: the checkpoint does not match the model or the optimizer, or
-            (`UnreadableWeights`, or one of `READ_ERRORS`) cannot be read.
+          UserError: the checkpoint does not match the objects, or (`UnreadableWeights`, or one of
+            `READ_ERRORS`) cannot be read.
         """
         flag, name = f"--model_dir={os.path.dirname(path)}", os.path.basename(path)
         file = weight_files.open_weights(path, flag)
-        variables = restoring.variables_by_key(model=self.model)
-        restoring.raise_on_mismatches(flag, file, restoring.find_mismatches(variables, file.shapes))
+        variables = restoring.variables_by_key(model=self.model, **self.trackables)
+        shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+        held = {
+            key.removesuffix(SUFFIX): tuple(shape)
+            for key, shape in shapes.items()
+            if key.endswith(SUFFIX) and SLOT not in key and not key.startswith(_OTHER_KEYS)
+        }
+        restoring.raise_on_mismatches(flag, file, restoring.find_mismatches(variables, held))
         mismatch = UserError(
             f"{flag}: {name} was written with a different optimizer or different frozen blocks."
             " Pass the flags of the run that wrote it, or choose another directory."
@@ -130,11 +150,10 @@ class TrainingState:
             for variable in self.model.trainable_variables
             for slot in self.optimizer.get_slot_names()
         }
-        keys = tf.train.load_checkpoint(path).get_variable_to_shape_map()
-        if slot_keys != {key for key in keys if SLOT in key}:
+        if slot_keys != {key for key in shapes if SLOT in key}:
             raise mismatch
         status = self._checkpoint.restore(path)
-        has_loss_scale = any(key.startswith("optimizer/loss_scale/") for key in keys)
+        has_loss_scale = any(key.startswith("optimizer/loss_scale/") for key in shapes)
         if hasattr(self.optimizer, "loss_scale") != has_loss_scale:
             # Either the checkpoint or the optimizer lacks loss-scaling state.
             status.expect_partial()

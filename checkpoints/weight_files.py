@@ -33,6 +33,11 @@ from runtime.paths import check_path
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 SLOT = "/.OPTIMIZER_SLOT/"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+# Names under which Keras lists the layers and variables of an object a second time.
+_ALIAS = re.compile(
+    r"layer(_with_weights)?-\d+|(non_)?(trainable_)?variables|regularization_losses|keras_api"
+    "|signatures"
+)
 _PUBLISHED = "gs://simclr-checkpoints-tf2"  # the authors' networks
 # Files in which runs (`run_directory`) and SavedModels record class names, among other things.
 CLASSES_FILE, DESCRIPTION_FILE = "classes.json", "assets.extra/simclr.json"
@@ -351,12 +356,17 @@ def _find_tensors(reader: Any, shapes: dict[str, tuple]) -> tuple[str, dict[str,
 
     If no network is found, the dict is empty.
     """
-    flat = {key: f"{key}{SUFFIX}" for key in architecture.all_keys() if f"{key}{SUFFIX}" in shapes}
+    flat = {
+        key.removesuffix(SUFFIX): key
+        for key in shapes
+        if key.startswith("model/") and key.endswith(SUFFIX) and SLOT not in key
+    }
     keys_by_path, keys_by_name = {}, {key: key for key in shapes}
     if shapes.get(_GRAPH) == ():
         keys_by_path, names_in_graph = _graph_keys(reader.get_tensor(_GRAPH))
         keys_by_name.update(names_in_graph)
-    if tf2 := flat or keys_by_path:
+    tf2 = flat or keys_by_path
+    if any(key.startswith(architecture.ENCODER) for key in tf2):
         return "TF2", tf2
     return "TF1", tf1_names.find_tensors(shapes, keys_by_name)
 
@@ -387,14 +397,17 @@ def _graph_keys(serialized: bytes) -> tuple[dict[str, str], dict[str, str]]:
     }
     keys_by_name = {attribute.full_name: attribute.checkpoint_key for attribute in values.values()}
     children = [{child.local_name: child.node_id for child in node.children} for node in nodes]
-    root = next((names for names in children if "resnet_model" in names), {})
-    keys_by_path = {}
-    # The graph contains many other paths to the same variables. Their number may be exponential.
-    for key in architecture.all_keys():
-        names, node_id = root, None
-        for component in key.split("/")[1:]:
-            node_id = names.get(component)
-            names = {} if node_id is None else children[node_id]
+    root = next(
+        (node_id for node_id, names in enumerate(children) if "resnet_model" in names), None
+    )
+    keys_by_path, seen = {}, {root}
+    queue = [] if root is None else [(root, "model")]
+    # As in `tf.train.Checkpoint`, the key of a variable is its shortest path.
+    for node_id, path in queue:  # The loop also visits the children that it appends.
         if node_id in values:
-            keys_by_path[key] = values[node_id].checkpoint_key
+            keys_by_path[path] = values[node_id].checkpoint_key
+        for name, child in children[node_id].items():
+            if child not in seen and not _ALIAS.fullmatch(name):
+                seen.add(child)
+                queue.append((child, f"{path}/{name}"))
     return keys_by_path, keys_by_name

@@ -194,7 +194,7 @@ def remove(saved_model: str) -> None:
 
 def _training_flags(config: Config) -> dict[str, Any]:
     """Returns the settings to record: data, mode, training length, and other settings that differ from the defaults."""
-    always = ("dataset", "train_split", "train_mode", *settings_with("length"))
+    always = ("dataset", "train_split", "train_mode", "resnet_depth", *settings_with("length"))
     flags = {**{name: getattr(config, name) for name in always}, **config.identity()}
     # A SavedModel may be published.
     flags["dataset"] = without_directories(flags["dataset"])

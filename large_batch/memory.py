@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import pathlib
+from collections.abc import Iterator
 
 import psutil
 
@@ -33,20 +33,13 @@ def estimate(config: Config, parts: int = 1) -> float:
     # sides of the outputs of the stem and of the block groups
     side = config.image_size / stride
     sides = [side, *(side / stride / 2**group for group in range(4))]
-    outputs, weights = [0.0], 0
-    for spec in resnet.layer_specs(
-        *resnet.DEPTHS[config.resnet_depth],
-        config.width_multiplier,
-        config.cifar_stem,
-        config.sk_ratio,
-        config.se_ratio,
-    ):
-        weights += math.prod(spec.shape)
-        group = int(spec.key.split("/")[1]) + 1 if spec.key.startswith("block_groups") else 0
-        if spec.kind == resnet.BATCH_NORM and group > config.fine_tune_after_block:
-            # Selective kernels weight their outputs.
-            copies = 2 if "batch_norm_relu/" in spec.key else 1
-            outputs.append(copies * spec.shape[-1] * sides[group] ** 2)
+    convolutions = list(_convolutions(config))
+    weights = sum(size**2 * inputs * outputs for _, size, inputs, outputs in convolutions)
+    outputs = [0.0] + [
+        channels * sides[group] ** 2
+        for group, _, _, channels in convolutions
+        if group > config.fine_tune_after_block
+    ]
     views = 2 if config.pretraining else 1
     images = config.train_batch_size * views / parts
     stored = (config.micro_batch_size or config.train_batch_size) * views / parts
@@ -57,6 +50,36 @@ def estimate(config: Config, parts: int = 1) -> float:
         + 12 * config.image_size**2 * images * _COPIES_OF_IMAGES
         + 2 * value_bytes * (sum(outputs) + max(outputs)) * stored
     )
+
+
+def _convolutions(config: Config) -> Iterator[tuple[int, int, int, int]]:
+    """Yields the block group (0 for the stem), kernel size, inputs and outputs of an encoder's convolutions.
+
+    Convolutions of channel means, which are small, are left out.
+    """
+    bottleneck, blocks = resnet.DEPTHS[config.resnet_depth]
+    inputs, has_sk = 64 * config.width_multiplier, config.sk_ratio > 0
+    if has_sk and not config.cifar_stem:
+        yield 0, 3, 3, inputs // 2
+        yield 0, 3, inputs // 2, inputs // 2
+        yield 0, 3, inputs // 2, inputs
+    else:
+        yield 0, 3 if config.cifar_stem else 7, 3, inputs
+    for group, count in enumerate(blocks, 1):
+        filters = 64 * config.width_multiplier * 2 ** (group - 1)
+        outputs = 4 * filters if bottleneck else filters
+        yield group, 1, inputs, outputs  # the shortcut
+        for _ in range(count):
+            if bottleneck:
+                yield group, 1, inputs, filters
+                yield group, 3, filters, 2 * filters if has_sk else filters
+                if has_sk:
+                    yield group, 0, 0, 2 * filters  # the weighted outputs
+                yield group, 1, filters, outputs
+            else:
+                yield group, 3, inputs, filters
+                yield group, 3, filters, filters
+            inputs = outputs
 
 
 def limits() -> tuple[float, float]:

@@ -28,7 +28,7 @@ import tensorflow as tf  # noqa: E402
 import tf_keras as keras  # noqa: E402
 
 import resnet  # noqa: E402
-from checkpoints import architecture, training_log  # noqa: E402
+from checkpoints import training_log  # noqa: E402
 from probing import confusion  # noqa: E402
 from runtime import console  # noqa: E402
 
@@ -151,9 +151,7 @@ def _fresh_keras():
 def _resnet_10_with_blocks(*blocks):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(resnet.DEPTHS, 10, (False, blocks))
-        architecture.all_keys.cache_clear()
         yield
-    architecture.all_keys.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def weights_file(directory, shapes, suffix, extra=(), compute=golden.computed_we
 def assert_is_inferred(name, path):
     """Asserts that the settings of a network with 10 classes are inferred from its file. `name` contains them."""
     expected, file = config_of(name), weight_files.open_weights(path)
-    config = inspection.infer_config(file)
+    config = inspection.read_config(file)
     assert file.num_classes == 10 and config.cifar_stem == expected.cifar_stem
     # The file shows the kind of the stem, but not the image size.
     assert config.replace(image_size=expected.image_size, stem=expected.stem) == expected
@@ -270,22 +270,17 @@ def test_object_graph_with_many_paths_is_read_in_bounded_time(tmp_path):
     [("imagenet", 0.25, 0.125), ("imagenet", 0.0, 0.0), ("cifar", 0.0, 0.0)],
 )
 @pytest.mark.parametrize("depth", [10, 50])
-@pytest.mark.parametrize("layer_names", [architecture.checkpoint_names, tf1_names.encoder_names])
-def test_encoder_is_matched_only_if_all_shapes_agree(layer_names, depth, stem, sk_ratio, se_ratio):
+def test_settings_of_an_encoder_are_counted_in_tf2_and_tf1(depth, stem, sk_ratio, se_ratio):
     bottleneck, blocks = resnet.DEPTHS[depth]
     if not bottleneck and sk_ratio:
         sk_ratio = 0.0625  # Basic blocks do not depend on the ratio.
-    specs = list(resnet.layer_specs(bottleneck, blocks, 3, stem == "cifar", sk_ratio, se_ratio))
-    shapes = {
-        f"{name}/{variable}": shape
-        for name, spec in zip(layer_names(specs), specs)
-        for variable, shape in spec.variables().items()
-    }
-    flags, keys_by_name = architecture.match_encoder(shapes, layer_names)
+    shapes = architecture.encoder_shapes(bottleneck, blocks, 3, stem == "cifar", sk_ratio, se_ratio)
+    flags = architecture.infer_flags(shapes)
     expected = dict(resnet_depth=depth, width_multiplier=3, sk_ratio=sk_ratio, se_ratio=se_ratio)
-    assert flags == dict(expected, stem=stem) and keys_by_name.keys() == shapes.keys()
-    for name in (min(shapes), max(shapes)):
-        assert architecture.match_encoder({**shapes, name: (5,)}, layer_names) is None
-    for spec in resnet.layer_specs(bottleneck, (*blocks[:3], blocks[3] + 1)):
-        names = {f"{architecture.ENCODER}{spec.key}/{variable}" for variable in spec.kind}
-        assert names <= architecture.all_keys()
+    assert flags == dict(expected, stem=stem, proj_head_mode="none")
+    tf1 = {name: shapes[key] for key, name in tf1_names.names_by_key(shapes).items()}
+    keys = tf1_names.find_tensors(tf1, {name: name for name in tf1})
+    assert {key: tf1[name] for key, name in keys.items()} == shapes
+    del tf1["base_model/conv2d_5/kernel"]
+    keys = tf1_names.find_tensors(tf1, {name: name for name in tf1})
+    assert architecture.infer_flags(dict.fromkeys(keys, (3, 3, 3, 64))) is None

@@ -475,12 +475,17 @@ def test_checkpoint_without_run_files_is_exported_without_training_settings(
     assert description["image_size"] == 16
 
 
-def test_network_is_inferred_from_the_tensors_and_not_from_recorded_settings(checkpoint, tmp_path):
-    write_json(tmp_path / "flags.json", {**TINY, "resnet_depth": 34, "dataset": "digits"})
+def test_network_has_recorded_settings_and_others_are_inferred_from_the_tensors(
+    checkpoint, tmp_path
+):
+    write_json(tmp_path / "flags.json", {"dataset": "digits", "proj_out_dim": 64})
     write_json(tmp_path / "classes.json", ["two", "classes"])
     info = inspection.inspect_checkpoint(checkpoint)
-    assert (info.config.resnet_depth, info.config.dataset) == (10, "digits")
+    config = info.config
+    assert (config.resnet_depth, config.dataset, config.proj_out_dim) == (10, "digits", 64)
     assert len(info.class_names) == 10
+    with rejects("different network.*proj_head.*Pass --resnet_depth=10 .*--proj_out_dim=16"):
+        restoring.open_network(checkpoint)
 
 
 FILES = ["a.jpg", "b/c/y.PNG", "b/x.png"]

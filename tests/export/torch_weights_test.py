@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 import inference
 import model as model_lib
 import resnet
-from checkpoints import inspection, restoring, summary, torch_names, weight_files
+from checkpoints import architecture, inspection, restoring, summary, torch_names, weight_files
 from config import Config
 from export import cli
 from support import ROOT, SMALL, golden, no_space, processes, runs, write_json
@@ -263,16 +263,14 @@ def test_two_exports_share_the_code_and_a_failed_export_leaves_no_files(
 def stock_tensors(depth, stem=7):
     """Returns the tensors of a stock ResNet, with random values."""
     bottleneck, blocks = resnet.DEPTHS[depth]
-    specs = list(resnet.layer_specs(bottleneck, blocks, 1, stem == 3))
+    shapes = architecture.encoder_shapes(bottleneck, blocks, 1, stem == 3)
     tensors = {}
-    for spec in specs:
-        for variable, shape in spec.variables().items():
-            key = f"model/resnet_model/{spec.key}/{variable}"
-            name = torch_names.torch_name(key, False)
-            if bottleneck or not name.startswith(DOWNSAMPLE):
-                tensors[name] = torch_names.to_torch(golden.computed_weight(key, shape))
+    for key, shape in shapes.items():
+        name = torch_names.torch_name(key, False)
+        if bottleneck or not name.startswith(DOWNSAMPLE):
+            tensors[name] = torch_names.to_torch(golden.computed_weight(key, shape))
     random = np.random.default_rng(0)
-    (num_features,) = specs[-1].shape
+    num_features = shape[-1]
     tensors["fc.weight"] = random.normal(size=(len(CLASSES), num_features)).astype(np.float32)
     tensors["fc.bias"] = random.normal(size=len(CLASSES)).astype(np.float32)
     tensors["bn1.num_batches_tracked"] = np.array(4, np.int64)
@@ -290,7 +288,7 @@ def save_stock(directory, tensors):
 def test_stock_network_is_loaded_with_its_classifier(depth, tmp_path):
     tensors, images = stock_tensors(depth), random_images(32)
     path = save_stock(tmp_path, tensors)
-    config = inspection.infer_config(weight_files.open_weights(path))
+    config = inspection.read_config(weight_files.open_weights(path))
     actual = config.resnet_depth, config.stem_name, config.proj_head_mode
     assert actual == (depth, "imagenet", "none")
     model = model_lib.build_model(config.replace(image_size=32), len(CLASSES))

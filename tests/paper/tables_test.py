@@ -21,7 +21,7 @@ import tensorflow as tf
 
 import config as config_lib
 import resnet
-from checkpoints import architecture, records
+from checkpoints import records
 from checkpoints.lock import InUse, Lock
 from checkpoints.records import Record
 from paper import figures, runner, schedule, studies, tables
@@ -557,7 +557,6 @@ def test_commands_are_grouped_by_stage(program):
 def test_a_run_is_executed_and_probed(tmp_path, monkeypatch):
     # The programs that are started do not see the small network of other tests.
     monkeypatch.setitem(resnet.DEPTHS, 10, (False, (1, 1, 1, 1)))
-    architecture.all_keys.cache_clear()
     run = studies.Run(
         "one",
         {

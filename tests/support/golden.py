@@ -56,13 +56,11 @@ def build_model(config, classes=10):
 
 def tf1_name(key):
     """Returns the name of a ResNet-10 variable in the original's TF1 checkpoints."""
-    specs = list(resnet.layer_specs(*resnet.DEPTHS[10], 1, True))
-    names = dict(zip(architecture.checkpoint_names(specs), tf1_names.encoder_names(specs)))
-    layer, _, variable = key.rpartition("/")
-    name = layer.replace("model/_projection_head/linear_layers/", "head_contrastive/nl_")
+    names = tf1_names.names_by_key(architecture.encoder_shapes(*resnet.DEPTHS[10], 1, True))
+    name = key.replace("model/_projection_head/linear_layers/", "head_contrastive/nl_")
     name = name.replace("model/supervised_head", "head_supervised")
     name = name.replace("bn_relu/bn", "batch_normalization")
-    return f"{names.get(layer, name)}/{variable}"
+    return names.get(key, name)
 
 
 def save_tensors(path, tensors):

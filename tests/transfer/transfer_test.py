@@ -20,7 +20,7 @@ import config as config_lib
 import data
 import model as model_lib
 import resnet
-from checkpoints import architecture, restoring
+from checkpoints import restoring
 from checkpoints.lock import Lock
 from checkpoints.records import Record
 from config import Config
@@ -599,7 +599,6 @@ def test_fine_tuning_with_the_real_run_py_selects_the_better_learning_rate(
     grid, tmp_path, monkeypatch, out
 ):
     monkeypatch.setitem(resnet.DEPTHS, 10, (False, (1, 1, 1, 1)))  # as in the processes of run.py
-    architecture.all_keys.cache_clear()
     splits = ("--train=train[:300]", "--validation=train[300:400]", "--test=test[:100]")
     values = ("--learning_rates=1,1000", "--weight_decays=0", "--steps=60", "--batch_size=32")
     grid(f"--checkpoint={write_network(tmp_path)}", *splits, *values)
