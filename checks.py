@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import evaluate
 import model as model_lib
+import simclr
 from checkpoints import computed_from, inspection, run_directory, weight_files
 from checkpoints.run_directory import Recorded, RunContext
 from config import MIN_SEEN_IMAGES, Config, as_flag, as_flags, settings_with
@@ -442,11 +443,15 @@ def _check_labels(config: Config, source: Source) -> None:
     if config.mode != "eval" and config.eval_epochs and not config.pretraining:
         names.add("linear_head")
     probes = {"lbfgs", "knn"} & names
+    trains_on_labels = config.trains_on_labels
+    if config.pretraining:
+        trains_on_labels = simclr.LOSSES[config.contrastive_loss].needs_labels
     if source.num_classes is None:
         problem = f"{source.name} has no labels"
         remedy = "Use a data set with labels (in an image folder, one sub-folder per class)"
-        if not config.pretraining:
-            raise UserError(f"--train_mode={config.train_mode}: {problem}. {remedy}.")
+        if trains_on_labels:
+            flag = "contrastive_loss" if config.pretraining else "train_mode"
+            raise UserError(f"{as_flag(flag, getattr(config, flag))}: {problem}. {remedy}.")
         if probes:
             raise UserError(
                 f"--eval_protocol={config.eval_protocol}: {problem}. {remedy}, or use"
@@ -463,7 +468,7 @@ def _check_labels(config: Config, source: Source) -> None:
             " example, which this flag does not support. Remove the flag."
         )
     problem = f"no labels were found in this split of {source.name}"
-    uses_train_labels = config.trains_on_labels and config.mode != "eval" or probes
+    uses_train_labels = trains_on_labels and config.mode != "eval" or probes
     if uses_train_labels and not source.has_labels(config.train_split):
         raise UserError(f"--train_split={config.train_split}: {problem}. Use a split with labels.")
     if (probes or "linear_head" in names) and not source.has_labels(config.eval_split):

@@ -29,7 +29,7 @@ def trust_ratio(param: tf.Tensor, update: tf.Tensor, eeta: float) -> tf.Tensor:
     return tf.where((param_norm > 0) & (update_norm > 0), ratio, tf.ones_like(ratio))
 
 
-@replicas.island
+@replicas.compiled_on_gpus
 def lars_update(
     param: tf.Tensor,
     grad: tf.Tensor,

@@ -15,6 +15,7 @@ import tf_keras as keras
 import resnet
 from config import Config
 from lars_optimizer import LARSOptimizer
+from runtime.batch_norm import BatchNorm
 
 # ---------------------------------------------------------------------------------------------------------- heads
 
@@ -27,7 +28,7 @@ class LinearLayer(keras.layers.Layer):
         units: int | None = None,
         use_bias: bool = True,
         use_bn: bool = False,
-        norm: Callable = resnet.BatchNorm,
+        norm: Callable = BatchNorm,
         **kwargs: Any,
     ):
         """Creates the layer.
@@ -79,7 +80,7 @@ class ProjectionHead(keras.layers.Layer):
         mode: str = "nonlinear",
         out_dim: int = 128,
         num_layers: int = 3,
-        norm: Callable = resnet.BatchNorm,
+        norm: Callable = BatchNorm,
         **kwargs: Any,
     ):
         """Creates the head.
@@ -136,7 +137,7 @@ class Model(keras.Model):
         """Creates the model. If `config` enables the linear head, `num_classes` is the number of its outputs."""
         super().__init__(name="model")
         norm = functools.partial(
-            resnet.BatchNorm, momentum=config.batch_norm_decay, across_replicas=config.global_bn
+            BatchNorm, momentum=config.batch_norm_decay, across_replicas=config.global_bn
         )
         self.resnet_model = resnet.resnet(
             config.resnet_depth,
@@ -385,7 +386,7 @@ def _batch_norm_refs(model: Model) -> set[Any]:
     return {
         v.ref()
         for layer in model.submodules
-        if isinstance(layer, resnet.BatchNorm)
+        if isinstance(layer, BatchNorm)
         for v in layer.variables
     }
 

@@ -30,7 +30,7 @@ def add_contrastive_loss(
     are tuned for this scale.
 
     Training uses this function by default, and `large_batch.blocked_nt_xent` if the similarity
-    matrix is large; `simclr.over_batch` selects the loss.
+    matrix is large; `simclr.nt_xent` selects the function.
 
     Args:
       hidden: [2n, d] projections z, with all first views before all second views. Half-precision

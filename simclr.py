@@ -6,7 +6,7 @@ This module composes the parts of a training step. The left column is Algorithm 
     for all k: draw augmentations t, t'             `data` crops, flips and distorts color
         x~_{2k-1} = t(x_k),  x~_{2k} = t'(x_k)      `views` blurs: [all t(x_k), all t'(x_k)]
         h = f(x~),  z = g(h)                        `per_image`: `model.Model` computes h and z
-    for all i, j: s_ij = <z_i, z_j> / |z_i| |z_j|   `over_batch`: `objective.add_contrastive_loss`
+    for all i, j: s_ij = <z_i, z_j> / |z_i| |z_j|   `nt_xent`: `objective.add_contrastive_loss`
         l(i, j) = -log(exp(s_ij / tau) / sum over m != i of exp(s_im / tau))
     L = mean of l(2k-1, 2k) + l(2k, 2k-1)           twice the paper's L, as in the original
     update f and g to minimize L                    `train.TrainStep`
@@ -21,7 +21,8 @@ logs all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 import tf_keras as keras
@@ -65,7 +66,7 @@ def views(
       For each view, [n, h, w, 3] in [0, 1], in the default float type.
     """
 
-    @replicas.island
+    @replicas.compiled_on_gpus
     def complete(images, step, seeds, first_row):
         if seeds is not None:
             crops = [tf.image.convert_image_dtype(view, tf.float32) for view in images]
@@ -115,11 +116,11 @@ def per_image(
     terms, metrics = {}, {}
     if teacher:
         targets, logits = teacher(batch, training=False)["logits_sup"], endpoints["logits_sup"]
-        terms["distill_loss"], of_labels = objective.add_distillation_loss(
+        terms["distill_loss"], label_loss = objective.add_distillation_loss(
             targets, logits, labels, config.distill_temperature, config.distill_alpha
         )
         if config.distill_alpha < 1:
-            terms["supervised_loss"] = of_labels
+            terms["supervised_loss"] = label_loss
         hits = metrics_lib.top_1_hits(tf.argmax(targets, 1), logits)
         metrics["teacher_agreement"] = tf.reduce_mean(tf.cast(hits, tf.float32))
     elif model.supervised_head is not None:
@@ -160,57 +161,101 @@ def over_batch(
     Call the function in replica context.
 
     Args:
-      h: this replica's representations [V n, c], all first views before all second views. The losses
-        and metrics below do not use them.
+      h: this replica's representations [V n, c], all first views before all second views, which no
+        loss below uses.
       z: this replica's projections [V n, d], in the same order.
-      labels: this replica's labels, as in `per_image`. Only their number n is used below.
+      labels: this replica's labels, as in `per_image`. Only losses with `needs_labels` use them.
       config: settings.
       strategy: the strategy whose replicas share the batch, or None.
 
     Returns:
       terms: terms of the loss, as scalars.
-      metrics: other scalars, without gradients: `contrast_acc`, `contrast_entropy` and
-        `embedding_std`. Both dicts are empty except in pretraining.
+      metrics: other scalars, without gradients: those of the loss, and `embedding_std`. Both dicts
+        are empty except in pretraining.
 
     Raises:
-      UserError: V is not 2. All losses below compare two views of each image.
+      UserError: the loss does not support V views.
     """
     del h
     if not config.pretraining:
         return {}, {}
-    if (num_views := z.shape[0] // labels.shape[0]) != 2:
+    loss, num_views = LOSSES[config.contrastive_loss], z.shape[0] // labels.shape[0]
+    if loss.num_views not in (None, num_views):
         raise UserError(
-            f"--contrastive_loss={config.contrastive_loss}: this loss compares two views of each"
-            f" image, but there are {num_views}."
+            f"--contrastive_loss={config.contrastive_loss}: this loss compares {loss.num_views}"
+            f" views of each image, but there are {num_views}."
         )
-    is_nt_xent = config.contrastive_loss == "nt_xent" and config.negatives == "both"
-    if is_nt_xent and blocked_nt_xent.is_used(z, strategy, config.loss_block_rows):
+    value, scalars = loss.function(z, labels, config, strategy)
+    spread = metrics_lib.embedding_std(tf.stop_gradient(z), strategy)
+    return {"contrast_loss": value}, {**scalars, "embedding_std": spread}
+
+
+# ---------------------------------------------------------------------------------- contrastive losses
+
+# Each function takes the projections and labels of `over_batch`, the settings and the strategy, and
+# returns the loss, a scalar, and a dict of metrics without gradients.
+
+
+def nt_xent(
+    z: tf.Tensor, labels: tf.Tensor, config: Config, strategy: tf.distribute.Strategy | None
+) -> tuple[tf.Tensor, Scalars]:
+    """Returns NT-Xent (paper, Eq. 1). If the matrix of similarities is large, it is computed in blocks."""
+    if config.negatives != "both":
+        return table_2_loss(z, labels, config, strategy)
+    settings = config.hidden_norm, config.temperature, strategy
+    if blocked_nt_xent.needs_blocks(z, strategy, config.loss_block_rows):
         loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(
-            z, config.hidden_norm, config.temperature, strategy, config.loss_block_rows
+            z, *settings, config.loss_block_rows
         )
-    else:
-        if is_nt_xent:
-            loss, logits_ab, positives = objective.add_contrastive_loss(
-                z, config.hidden_norm, config.temperature, strategy
-            )
-        else:
-            loss, logits_ab, positives = objective.add_alternative_contrastive_loss(
-                z,
-                config.contrastive_loss,
-                config.hidden_norm,
-                config.temperature,
-                config.effective_margin,
-                config.semi_hard,
-                config.negatives == "cross_view",
-                strategy,
-            )
-        logits_ab = tf.stop_gradient(logits_ab)
-        accuracy = metrics_lib.contrastive_accuracy(logits_ab, positives)
-        entropy = metrics_lib.contrastive_entropy(logits_ab)
-    terms = {"contrast_loss": loss}
-    metrics = {
-        "contrast_acc": accuracy,
-        "contrast_entropy": entropy,
-        "embedding_std": metrics_lib.embedding_std(tf.stop_gradient(z), strategy),
+        return loss, {"contrast_acc": accuracy, "contrast_entropy": entropy}
+    return _with_metrics(*objective.add_contrastive_loss(z, *settings))
+
+
+def table_2_loss(
+    z: tf.Tensor, labels: tf.Tensor, config: Config, strategy: tf.distribute.Strategy | None
+) -> tuple[tf.Tensor, Scalars]:
+    """Returns a loss of Table 2, with any choice of negatives."""
+    del labels
+    loss = objective.add_alternative_contrastive_loss(
+        z,
+        config.contrastive_loss,
+        config.hidden_norm,
+        config.temperature,
+        config.effective_margin,
+        config.semi_hard,
+        config.negatives == "cross_view",
+        strategy,
+    )
+    return _with_metrics(*loss)
+
+
+def _with_metrics(
+    loss: tf.Tensor, logits_ab: tf.Tensor, positives: tf.Tensor
+) -> tuple[tf.Tensor, Scalars]:
+    logits_ab = tf.stop_gradient(logits_ab)
+    return loss, {
+        "contrast_acc": metrics_lib.contrastive_accuracy(logits_ab, positives),
+        "contrast_entropy": metrics_lib.contrastive_entropy(logits_ab),
     }
-    return terms, metrics
+
+
+class Loss(NamedTuple):
+    """A contrastive loss.
+
+    Attributes:
+      function: see above.
+      needs_labels: whether the function uses the labels.
+      num_views: number of views of each image that the function compares; None for any number.
+    """
+
+    function: Callable
+    needs_labels: bool = False
+    num_views: int | None = 2
+
+
+# The choices of `--contrastive_loss`.
+LOSSES = {
+    "nt_xent": Loss(nt_xent),
+    "nt_logistic": Loss(table_2_loss),
+    "margin_triplet": Loss(table_2_loss),
+}

@@ -89,7 +89,7 @@ class TrainStep:
             h, z, terms, metrics = self.per_image(images, labels)
             batch_terms, batch_metrics = self.over_batch(h, z, labels)
             terms, metrics = {**batch_terms, **terms}, {**batch_metrics, **metrics}
-            loss = self.share(terms)
+            loss = self.replica_loss(terms)
         gradients = tape.gradient(
             loss, self.model.trainable_variables, unconnected_gradients="zero"
         )
@@ -110,14 +110,14 @@ class TrainStep:
         """Calls `simclr.over_batch`."""
         return simclr.over_batch(h, z, labels, self.config, self.strategy)
 
-    def share(self, terms: dict[str, tf.Tensor]) -> tf.Tensor:
+    def replica_loss(self, terms: dict[str, tf.Tensor]) -> tf.Tensor:
         """Returns the loss that this replica differentiates: the sum of the terms.
 
         The loss is divided by the number of replicas, because gradients are summed over replicas.
         With float16, the loss is also multiplied by the loss scale.
         """
-        share = add(terms.values()) / self.strategy.num_replicas_in_sync
-        return self.optimizer.get_scaled_loss(share) if scales_loss(self.config) else share
+        loss = add(terms.values()) / self.strategy.num_replicas_in_sync
+        return self.optimizer.get_scaled_loss(loss) if scales_loss(self.config) else loss
 
     def update(
         self, gradients: list[tf.Tensor], terms: dict[str, tf.Tensor], metrics: dict[str, tf.Tensor]
@@ -125,7 +125,7 @@ class TrainStep:
         """Adds the weight decay, and updates the variables.
 
         Args:
-          gradients: gradients of `share` with respect to the trainable variables.
+          gradients: gradients of `replica_loss` with respect to the trainable variables.
           terms: scalars that add up to the loss, without the weight decay.
           metrics: other scalars to report.
 
@@ -137,10 +137,10 @@ class TrainStep:
         variables, optimizer, config = self.model.trainable_variables, self.optimizer, self.config
         with tf.GradientTape() as tape:
             decay = model_lib.add_weight_decay(self.model, config.weight_decay, config.optimizer)
-            decay_share = self.share({"weight_decay": decay})
+            decay_loss = self.replica_loss({"weight_decay": decay})
         gradients = [
-            gradient if of_decay is None else gradient + of_decay
-            for gradient, of_decay in zip(gradients, tape.gradient(decay_share, variables))
+            gradient if decay_gradient is None else gradient + decay_gradient
+            for gradient, decay_gradient in zip(gradients, tape.gradient(decay_loss, variables))
         ]
         if scales_loss(config):
             gradients = optimizer.get_unscaled_gradients(gradients)
@@ -185,7 +185,7 @@ def add(terms: Iterable[tf.Tensor]) -> tf.Tensor:
     return tf.add_n([tf.cast(term, dtype) for term in terms])
 
 
-@replicas.island
+@replicas.compiled_on_gpus
 def all_finite(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
     """Returns whether all elements of all tensors are finite, as a bool scalar."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])

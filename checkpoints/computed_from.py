@@ -15,8 +15,8 @@ KEY = "computed_from"
 
 @functools.lru_cache(2)  # For large folders, computing the digest takes seconds.
 def source_digest(source: Source) -> str:
-    """Returns the `run_directory.data_digest` of a data set."""
-    return run_directory.data_digest(source.describe_data())
+    """Returns the `run_directory.description_digest` of a data set."""
+    return run_directory.description_digest(source.describe_data())
 
 
 def describe(

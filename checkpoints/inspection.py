@@ -59,7 +59,7 @@ class CheckpointInfo:
     step: int | None
     multi_label: bool
     file: weight_files.WeightFile
-    trained_on: str | None = None  # `data_digest` of the training data
+    trained_on: str | None = None  # `description_digest` of the training data
 
 
 def network_flags(file: weight_files.WeightFile, with_head_input: bool = False) -> dict:
@@ -167,7 +167,7 @@ def read_recorded(config: Config) -> run_directory.Recorded:
     flag = config.weights_flag
     if recorded.settings and config.weights in (None, recorded.settings.get(flag)):
         network, path = recorded.settings, config.model_dir
-        trained_on = run_directory.data_digest(recorded.data)
+        trained_on = run_directory.description_digest(recorded.data)
     elif config.weights is None:
         return recorded
     else:

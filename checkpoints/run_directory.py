@@ -89,7 +89,7 @@ class Recorded:
       network: settings of the network in the weights to evaluate or to fine-tune; see
         `checks.adopt`.
       network_path: the run or checkpoint that `network` describes.
-      trained_on: `data_digest` of the data that the network was trained on, if known.
+      trained_on: `description_digest` of the data that the network was trained on, if known.
     """
 
     settings: dict = dataclasses.field(default_factory=dict)
@@ -192,7 +192,7 @@ def setting_changes(config: Config, recorded: Recorded) -> dict[str, str]:
 # ----------------------------------------------------------------------------------------------------------- data
 
 
-def data_digest(description: dict) -> str | None:
+def description_digest(description: dict) -> str | None:
     """Returns 16 hexadecimal digits of the SHA-256 of a result of `Source.describe_data`, or None if it is empty."""
     if not description:
         return None
@@ -200,8 +200,8 @@ def data_digest(description: dict) -> str | None:
 
 
 def training_data(directory: str) -> str | None:
-    """Returns the `data_digest` of the data that a run was trained on, or None if data.json is missing."""
-    return data_digest(_read(directory, _DATA))
+    """Returns the `description_digest` of the data that a run was trained on, or None if data.json is missing."""
+    return description_digest(_read(directory, _DATA))
 
 
 def write_start(

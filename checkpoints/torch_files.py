@@ -10,6 +10,7 @@ import safetensors
 
 import resnet
 from checkpoints import architecture, torch_names
+from runtime import batch_norm
 from runtime.errors import UserError, first_line
 
 FORMAT = "PyTorch weights"
@@ -178,7 +179,7 @@ def _replaced_tensor(name: str, channels: int) -> np.ndarray:
     variable = name.removeprefix(_IDENTITY_SHORTCUT)
     if variable == "0.weight":
         return np.eye(channels, dtype=np.float32)[:, :, np.newaxis, np.newaxis]
-    values = {"1.weight": 1, "1.running_var": 1 - resnet.BATCH_NORM_EPSILON}
+    values = {"1.weight": 1, "1.running_var": 1 - batch_norm.EPSILON}
     return np.full(channels, values.get(variable, 0), np.float32)
 
 

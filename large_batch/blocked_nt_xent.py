@@ -21,7 +21,9 @@ _BLOCK_BYTES = 16 * 2**20
 _MIN_BLOCK_ROWS = 256
 
 
-def is_used(z: tf.Tensor, strategy: tf.distribute.Strategy | None, block_rows: int = 0) -> bool:
+def needs_blocks(
+    z: tf.Tensor, strategy: tf.distribute.Strategy | None, block_rows: int = 0
+) -> bool:
     """Returns whether to use the blocked form for one replica's projections `z`, [2n, d]."""
     if block_rows or z.shape[0] is None:
         return bool(block_rows)

@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-import resnet
+from runtime import batch_norm
 
 _MAX_SCALARS = 64
 
@@ -121,7 +121,7 @@ def train_step(step: Any, batch: tuple, per_image: Callable, over_batch: Callabl
         with tf.GradientTape() as tape:
             tape.watch(outputs)
             terms, metrics = over_batch(*map(in_batch_order, outputs), batch[1])
-            loss = step.share(terms)
+            loss = step.replica_loss(terms)
         return tape.gradient(loss, outputs, unconnected_gradients="zero"), terms, metrics
 
     def zero_sums():
@@ -134,7 +134,7 @@ def train_step(step: Any, batch: tuple, per_image: Callable, over_batch: Callabl
         with tf.GradientTape() as tape:
             h, z, *scalars = per_image(images, labels)
             scalars = tf.nest.map_structure(lambda value: value / count, scalars)
-            loss = tf.cast(step.share(scalars[0]), z.dtype)
+            loss = tf.cast(step.replica_loss(scalars[0]), z.dtype)
             for gradient, output in zip(output_gradients, (h, z)):
                 loss += tf.reduce_sum(tf.gather(gradient, index) * output)
         gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
@@ -150,7 +150,7 @@ def train_step(step: Any, batch: tuple, per_image: Callable, over_batch: Callabl
 
     gradients, terms, metrics = (), {}, {}
     if config.pretraining:
-        with resnet.without_statistics_updates(model):
+        with batch_norm.without_statistics_updates(model):
             outputs = loop(embed, (), run(zero_outputs, batch))
         gradients, terms, metrics = run(differentiate, batch, outputs)
     return run(update, loop(add_gradients, gradients, run(zero_sums)), terms, metrics)

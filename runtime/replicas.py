@@ -23,11 +23,11 @@ def are_gpus(strategy: tf.distribute.Strategy) -> bool:
     )
 
 
-def island(function: Callable) -> Callable:
+def compiled_on_gpus(function: Callable) -> Callable:
     """Returns `function`, which XLA compiles if several GPUs share a batch.
 
     A whole step on several GPUs is not compiled by default, so each small operation would start a
-    kernel that reads and writes its tensors in memory. XLA fuses the operations of an island.
+    kernel that reads and writes its tensors in memory. XLA fuses its operations.
     `function` must not communicate. It takes and returns tensors, not variables; other arguments
     are constants of the compiled program.
     """

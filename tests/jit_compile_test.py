@@ -48,15 +48,15 @@ def test_compiled_step_on_two_replicas(float64):
 def test_steps_on_several_gpus(two_replicas, float64, monkeypatch):
     """Runs on two CPUs what TensorFlow runs only on GPUs.
 
-    These are a step with islands, which XLA compiles, and the communication of a step that XLA
+    These are a step with functions that XLA compiles, and the communication of a step that XLA
     compiles as a whole. Such a step does not call functions in cross-replica context. XLA supports
     its communication only on GPUs, so here the step itself is not compiled.
     """
     expected = replica_worker.train_case(two_replicas, BLUR)
     with monkeypatch.context() as patch:
         patch.setattr(replicas, "are_gpus", lambda _: True)
-        with_islands = replica_worker.train_case(two_replicas, BLUR)
-    replica_worker.assert_equal(with_islands, expected, rtol=1e-10)
+        with_compiled_parts = replica_worker.train_case(two_replicas, BLUR)
+    replica_worker.assert_equal(with_compiled_parts, expected, rtol=1e-10)
     monkeypatch.setattr(type(two_replicas.extended), "_use_merge_call", lambda _: False)
     monkeypatch.setattr(tf.distribute.ReplicaContext, "merge_call", None, raising=False)
     without_merge_calls = replica_worker.train_case(two_replicas, BLUR)

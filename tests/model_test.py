@@ -16,6 +16,7 @@ import resnet
 import simclr
 from checkpoints import restoring
 from config import Config
+from runtime import batch_norm
 from support import SMALL, golden
 from train import TrainStep
 
@@ -306,7 +307,7 @@ def test_convolutions_match_a_loop(height, width, kernel_size, stride):
 
 @pytest.mark.parametrize("shape", [(8, 5, 5, 3), (16, 3)])
 def test_batch_norm_matches_numpy(shape):
-    layer = resnet.BatchNorm(momentum=0.7)
+    layer = batch_norm.BatchNorm(momentum=0.7)
     inputs = default_rng(0).standard_normal(shape).astype(np.float32) * 3 + 1
     outputs = layer(inputs, training=True)
     axes = tuple(range(len(shape) - 1))
@@ -326,7 +327,7 @@ def test_fused_and_unfused_batch_norm_agree():
     inputs = default_rng(1).standard_normal((4, 6, 6, 5)).astype(np.float32)
     results = []
     for dtype in ("float32", "float64"):  # The fused kernel does not support float64.
-        layer, x = resnet.BatchNorm(dtype=dtype), tf.constant(inputs, dtype)
+        layer, x = batch_norm.BatchNorm(dtype=dtype), tf.constant(inputs, dtype)
         with tf.GradientTape() as tape:
             tape.watch(x)
             loss = tf.reduce_sum(tf.sin(layer(x, training=True)))
@@ -346,7 +347,7 @@ def test_loss_includes_the_weight_decay_that_the_optimizer_does_not_apply(no_blo
     norms = {
         v.ref()
         for layer in model.submodules
-        if isinstance(layer, resnet.BatchNorm)
+        if isinstance(layer, batch_norm.BatchNorm)
         for v in layer.variables
     }
     total = sum(
@@ -361,7 +362,9 @@ def test_flags_set_momentum_and_batch_norm_decay(optimizer):
     config = Config(**SMALL, optimizer=optimizer, momentum=0.5, batch_norm_decay=0.25)
     model = model_lib.build_model(config, 4)
     assert model_lib.build_optimizer(config, 0.1, model).get_config()["momentum"] == 0.5
-    decays = [layer.momentum for layer in model.submodules if isinstance(layer, resnet.BatchNorm)]
+    decays = [
+        layer.momentum for layer in model.submodules if isinstance(layer, batch_norm.BatchNorm)
+    ]
     assert len(decays) > 10 and set(decays) == {0.25}
 
 

@@ -145,8 +145,8 @@ MUTATIONS = (
     Mutation(
         "--temperature is multiplied by 10",
         "simclr.py",
-        "z, config.hidden_norm, config.temperature, strategy\n",
-        "z, config.hidden_norm, 10 * config.temperature, strategy\n",
+        "settings = config.hidden_norm, config.temperature, strategy",
+        "settings = config.hidden_norm, 10 * config.temperature, strategy",
         _STEPS,
     ),
     Mutation(
@@ -174,8 +174,8 @@ MUTATIONS = (
     Mutation(
         "--nohidden_norm is ignored",
         "simclr.py",
-        "z, config.hidden_norm, config.temperature, strategy\n",
-        "z, True, config.temperature, strategy\n",
+        "settings = config.hidden_norm, config.temperature, strategy",
+        "settings = True, config.temperature, strategy",
         "tests/alternative_losses_test.py::test_losses_match_loop_implementation",
     ),
     # Model and optimizer
@@ -202,7 +202,7 @@ MUTATIONS = (
     ),
     Mutation(
         "batch norm is computed per replica",
-        "resnet.py",
+        "runtime/batch_norm.py",
         "return self.across_replicas and context is not None and context.num_replicas_in_sync > 1",
         "return False",
         _REPLICAS,

@@ -11,9 +11,8 @@ from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
 import objective
-import resnet
 from checkpoints import restoring
-from runtime import replicas
+from runtime import batch_norm, replicas
 from support import replica_worker
 from support.replica_worker import assert_equal
 
@@ -148,7 +147,7 @@ def test_synchronized_batch_norm_communicates_once_and_matches_automatic_differe
             lambda value: np.stack(two_replicas.experimental_local_results(value)), results
         )
 
-    outputs, gradients = run(resnet.synchronized_batch_norm)
+    outputs, gradients = run(batch_norm.synchronized_batch_norm)
     assert len(calls) == 4  # two on each of two replicas
     expected_outputs, expected_gradients = run(reference)
     for result, expected in zip(outputs, expected_outputs):

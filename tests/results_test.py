@@ -151,7 +151,7 @@ def test_overlaps_match_the_keys_of_the_examples(tmp_path):
 
 def test_weights_of_other_data_do_not_overlap(tmp_path):
     source = datasets.open_source("digits")
-    digest = run_directory.data_digest(source.describe_data())
+    digest = run_directory.description_digest(source.describe_data())
     assert checks.weights_split(source, digest, "train") == ["train"]
     assert checks.weights_split(source, "0" * 16, "train") == []
     assert checks.weights_split(source, digest, None) == []

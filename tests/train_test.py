@@ -11,7 +11,7 @@ import model as model_lib
 import objective
 import simclr
 import train
-from checkpoints import checkpoint_files
+from checkpoints import checkpoint_files, training_log
 from checkpoints.training_state import TrainingState
 from config import Config
 from support import SMALL, runs
@@ -150,12 +150,33 @@ def assert_all_changed(weights, start):
     assert all((new != old).any() for new, old in zip(weights, start))
 
 
-def test_losses_for_two_views_reject_a_third_view(tmp_path, monkeypatch):
+@pytest.fixture
+def three_views(monkeypatch):
+    """Adds a third view of each image."""
     for module in (data, simclr):
         monkeypatch.setattr(module, "view_policies", lambda _: (data_util.Policy(),) * 3)
-    with rejects("^--contrastive_loss=nt_xent: this loss compares two views .* are 3.$"):
+
+
+def test_losses_for_two_views_reject_a_third_view(three_views, tmp_path):
+    with rejects("^--contrastive_loss=nt_xent: this loss compares 2 views .* are 3.$"):
         runs.run(tmp_path, train_steps=1)
     assert not checkpoint_files.list_steps(str(tmp_path))
+
+
+def test_losses_state_whether_they_need_labels_and_how_many_views_they_compare(
+    three_views, tmp_path, monkeypatch
+):
+    def function(z, labels, *_):
+        return tf.reduce_mean(z), {"views": tf.constant(z.shape[0] / labels.shape[0])}
+
+    loss = simclr.Loss(function, needs_labels=True, num_views=None)
+    monkeypatch.setitem(simclr.LOSSES, "nt_xent", loss)
+    settings = dict(train_steps=1, mode="train")
+    with rejects("^--contrastive_loss=nt_xent: digits has no labels."):
+        runs.run(tmp_path, labels=False, **settings)
+    runs.run(tmp_path, **settings)
+    (row,) = training_log.read_history(str(tmp_path))
+    assert row["train/views"] == 3
 
 
 def test_reported_scalars_are_means_over_the_steps():

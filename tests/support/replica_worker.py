@@ -27,6 +27,7 @@ import train  # noqa: E402
 from checkpoints import restoring  # noqa: E402
 from checkpoints.training_state import TrainingState  # noqa: E402
 from config import Config  # noqa: E402
+from runtime import batch_norm  # noqa: E402
 from train import TrainStep  # noqa: E402
 
 BATCH, CLASSES, SEED = 8, 4, 5
@@ -87,7 +88,7 @@ def build_model(config):
     with unittest.mock.patch.dict(resnet.DEPTHS, {config.resnet_depth: ONE_BLOCK}):
         model = model_lib.build_model(config, CLASSES)
     for layer in model.submodules:
-        if isinstance(layer, resnet.BatchNorm):
+        if isinstance(layer, batch_norm.BatchNorm):
             layer.gamma.assign(tf.ones_like(layer.gamma))
     return model
 
