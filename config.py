@@ -15,12 +15,14 @@ import math
 import os
 import re
 import shlex
+import sys
 import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from absl import flags
 
+from runtime import console, version
 from runtime.errors import UserError, first_line
 from runtime.paths import check_folder, check_path, check_weights_path, hashed_name, slug
 
@@ -1141,27 +1143,52 @@ def _check_value(field: dataclasses.Field, value: Any) -> None:
         raise UserError(f"{flag}: {problem}")
 
 
-# Contradictions between settings: the flag to report, a function of a `Config` that returns whether
-# they apply, and the problem with a remedy.
+class Contradiction(NamedTuple):
+    """A rule that settings must not contradict.
+
+    Attributes:
+      setting: name of the setting to report.
+      applies: function of a `Config` that returns whether the settings contradict each other.
+      problem: text, in which `{config}` stands for the settings.
+      remedy: one or more sentences, or an empty text.
+    """
+
+    setting: str
+    applies: Callable[[Config], Any]
+    problem: str
+    remedy: str
+
+
+class SettingError(UserError):
+    """A setting that contradicts others, or has no effect. `line` states the problem without a remedy."""
+
+    def __init__(self, setting: str, value: object, problem: str, remedy: str):
+        self.setting, self.line = setting, f"{as_flag(setting, value)}: {problem}"
+        super().__init__(f"{self.line}. {remedy}".rstrip())
+
+
 _CONTRADICTIONS = (
-    (
+    Contradiction(
         "white_level",
         lambda config: (
             not re.fullmatch(r"auto|(?=.*[1-9])\d+(\.\d*)?", config.white_level or "auto")
         ),
-        "the value must be auto or a positive number.",
+        "the value must be auto or a positive number",
+        "",
     ),
-    (
+    Contradiction(
         "bands",
         lambda config: not re.fullmatch(r"([1-9]\d*,){2}[1-9]\d*|", config.bands or ""),
-        "the value must be three numbers from 1, such as 4,3,2.",
+        "the value must be three numbers from 1, such as 4,3,2",
+        "",
     ),
-    (
+    Contradiction(
         "group_pattern",
         lambda config: not _is_pattern(config.group_pattern or ""),
-        "the regular expression is not valid. Correct it (Python syntax).",
+        "the regular expression is not valid",
+        "Correct it (Python syntax).",
     ),
-    (
+    Contradiction(
         "label_fraction",
         lambda config: (
             config.label_fraction < 1
@@ -1169,22 +1196,22 @@ _CONTRADICTIONS = (
             and config.mode != "eval"
             and not (config.mode == "train_then_eval" and PROBES.holds(config))
         ),
-        "--train_mode={config.train_mode} uses all images. Use this flag only with --mode=eval, in"
-        " distillation with --distill_alpha below 1, or with --mode=train_then_eval and lbfgs or knn"
-        " in --eval_protocol. To train on fewer images,"
-        " use a slice such as --train_split='train[:10%]'.",
+        "--train_mode={config.train_mode} uses all images",
+        "Use this flag only with --mode=eval, in distillation with --distill_alpha below 1, or"
+        " with --mode=train_then_eval and lbfgs or knn in --eval_protocol. To train on fewer"
+        " images, use a slice such as --train_split='train[:10%]'.",
     ),
-    (
+    Contradiction(
         "checkpoint",
         lambda config: (
             config.train_mode in ("supervised", "distill")
             and config.checkpoint
             and config.mode != "eval"
         ),
-        "--train_mode={config.train_mode} starts from scratch. Remove --checkpoint, or use"
-        " --train_mode=finetune.",
+        "--train_mode={config.train_mode} starts from scratch",
+        "Remove --checkpoint, or use --train_mode=finetune.",
     ),
-    (
+    Contradiction(
         "ft_proj_selector",
         lambda config: (
             not (
@@ -1193,33 +1220,35 @@ _CONTRADICTIONS = (
                 <= config.effective_num_proj_layers
             )
         ),
-        "the projection head has no such layer. Use a value from -1 to {layers}, the number of its"
-        " layers.",
+        "the projection head has no such layer",
+        "Use a value from -1 to {layers}, the number of its layers.",
     ),
-    (
+    Contradiction(
         "linear_head_learning_rate",
         lambda config: config.linear_head_learning_rate and config.optimizer == "adam",
-        "this flag is not supported with --optimizer=adam, whose updates do not depend on the scale"
-        " of the gradients. Remove the flag.",
+        "this flag is not supported with --optimizer=adam, whose updates do not depend on the"
+        " scale of the gradients",
+        "Remove the flag.",
     ),
-    (
+    Contradiction(
         "linear_head_learning_rate",
         lambda config: config.linear_head_learning_rate and config.learning_rate == 0,
-        "the linear head follows the schedule of --learning_rate, which is 0. Increase"
-        " --learning_rate.",
+        "the linear head follows the schedule of --learning_rate, which is 0",
+        "Increase --learning_rate.",
     ),
-    (
+    Contradiction(
         "semi_hard",
         lambda config: config.semi_hard and config.contrastive_loss == "nt_xent",
-        "nt_xent already weights negatives by their hardness. Remove the flag, or use"
-        " --contrastive_loss=nt_logistic or margin_triplet.",
+        "nt_xent already weights negatives by their hardness",
+        "Remove the flag, or use --contrastive_loss=nt_logistic or margin_triplet.",
     ),
-    (
+    Contradiction(
         "margin",
         lambda config: config.semi_hard and config.margin == 0,
-        "--semi_hard selects no negatives with a margin of 0. Increase --margin.",
+        "--semi_hard selects no negatives with a margin of 0",
+        "Increase --margin.",
     ),
-    (
+    Contradiction(
         "augment_on",
         lambda config: (
             config.augment_on == "device"
@@ -1229,59 +1258,63 @@ _CONTRADICTIONS = (
                 or config.branch_operators
             )
         ),
-        "only the operators of --augmentation=simclr can be computed on the device. Use host, or"
-        " remove --augmentation, --augment_extra, --augment_left and --augment_right.",
+        "only the operators of --augmentation=simclr can be computed on the device",
+        "Use host, or remove --augmentation, --augment_extra, --augment_left and --augment_right.",
     ),
-    (
+    Contradiction(
         "augment_extra",
         lambda config: config.branch_operators is not None and config.extra_augmentations,
-        "this flag cannot be combined with --augment_left or --augment_right. Add its operators to"
-        " these flags.",
+        "this flag cannot be combined with --augment_left or --augment_right",
+        "Add its operators to these flags.",
     ),
-    (
+    Contradiction(
         "augmentation",
         lambda config: config.branch_operators is not None and config.augmentation != "simclr",
-        "this value cannot be combined with --augment_left or --augment_right. Remove"
-        " --augmentation, or remove the other two flags.",
+        "this value cannot be combined with --augment_left or --augment_right",
+        "Remove --augmentation, or remove the other two flags.",
     ),
-    (
+    Contradiction(
         "color_jitter_strength",
         lambda config: (
             config.color_jitter_strength == 0
             and {"color", "jitter"} & set(sum(config.branch_operators or (), ()))
         ),
-        "color and jitter have no effect with strength 0. Increase the strength, or remove them"
-        " from --augment_left and --augment_right.",
+        "color and jitter have no effect with strength 0",
+        "Increase the strength, or remove them from --augment_left and --augment_right.",
     ),
-    (
+    Contradiction(
         "micro_batch_size",
         lambda config: (
             config.micro_batch_size and config.train_batch_size % config.micro_batch_size
         ),
-        "the value does not divide --train_batch_size={config.train_batch_size}. Use one of its"
-        " divisors.",
+        "the value does not divide --train_batch_size={config.train_batch_size}",
+        "Use one of its divisors.",
     ),
-    (
+    Contradiction(
         "train_batch_size",
         lambda config: config.train_batch_size == 1,
-        "a batch needs several images. Use at least 2, or 0 to derive the value from the data.",
+        "a batch needs several images",
+        "Use at least 2, or 0 to derive the value from the data.",
     ),
-    (
+    Contradiction(
         "eval_protocol",
         lambda config: not config.eval_protocols,
-        "the list is empty. Use any of {protocols}.",
+        "the list is empty",
+        "Use any of {protocols}.",
     ),
-    (
+    Contradiction(
         "eval_protocol",
         lambda config: not config.pretraining and "contrastive" in config.eval_protocols,
-        "contrastive is only valid with --train_mode=pretrain. Use linear_head, lbfgs or knn.",
+        "contrastive is only valid with --train_mode=pretrain",
+        "Use linear_head, lbfgs or knn.",
     ),
-    (
+    Contradiction(
         "eval_projections",
         lambda config: config.eval_projections and not config.effective_num_proj_layers,
-        "the model has no projection head. Remove the flag.",
+        "the model has no projection head",
+        "Remove the flag.",
     ),
-    (
+    Contradiction(
         "keep_best",
         lambda config: (
             config.keep_best
@@ -1293,48 +1326,54 @@ _CONTRADICTIONS = (
             and not EVALUATED_HEAD.holds(config)
         ),
         "only the last evaluation uses --label_fraction, so its accuracy cannot be compared with"
-        " those during training. Remove --eval_epochs, or evaluate a linear head.",
+        " those during training",
+        "Remove --eval_epochs, or evaluate a linear head.",
     ),
-    (
+    Contradiction(
         "keep_best",
         lambda config: (
             config.keep_best
             and (not config.eval_epochs or config.mode == "eval")
             and not {"linear_head", "knn"} & set(config.eval_protocols)
         ),
-        "this flag requires an accuracy. Add linear_head or knn to --eval_protocol.",
+        "this flag requires an accuracy",
+        "Add linear_head or knn to --eval_protocol.",
     ),
-    (
+    Contradiction(
         "eval_name",
         lambda config: config.eval_name and not _EVAL_NAME.fullmatch(config.eval_name),
-        "the value is not a valid name for a sub-folder, or is reserved for the run's files. Use a"
-        " name of at most 63 letters, digits, spaces, dots, hyphens and underscores.",
+        "the value is not a valid name for a sub-folder, or is reserved for the run's files",
+        "Use a name of at most 63 letters, digits, spaces, dots, hyphens and underscores.",
     ),
-    (
+    Contradiction(
         "cluster",
         lambda config: config.use_tpu and config.cluster == "slurm",
-        "one process controls a TPU of any size. Remove this flag, and start one process.",
+        "one process controls a TPU of any size",
+        "Remove this flag, and start one process.",
     ),
-    (
+    Contradiction(
         "precision",
         lambda config: config.use_tpu and config.precision == "mixed_float16",
-        "TPUs do not support float16. Use mixed_bfloat16.",
+        "TPUs do not support float16",
+        "Use mixed_bfloat16.",
     ),
-    (
+    Contradiction(
         "micro_batch_size",
         lambda config: config.use_tpu and config.micro_batch_size,
-        "micro-batches are not supported on TPUs. Remove this flag, and use more TPU cores for"
-        " larger batches.",
+        "micro-batches are not supported on TPUs",
+        "Remove this flag, and use more TPU cores for larger batches.",
     ),
-    (
+    Contradiction(
         "jit_compile",
         lambda config: config.use_tpu and config.jit_compile,
-        "XLA always compiles programs for TPUs. Remove the flag.",
+        "XLA always compiles programs for TPUs",
+        "Remove the flag.",
     ),
-    (
+    Contradiction(
         "master",
         lambda config: config.tpu_name and config.master and config.tpu_name != config.master,
-        "--tpu_name={config.tpu_name} specifies a different TPU. Remove one of the flags.",
+        "--tpu_name={config.tpu_name} specifies a different TPU",
+        "Remove one of the flags.",
     ),
 )
 
@@ -1352,19 +1391,19 @@ def _check_combinations(config: Config) -> None:
     for field in dataclasses.fields(config):
         only, value = field.metadata["only"], getattr(config, field.name)
         if only and value != field.default and not only.holds(config):
-            raise UserError(
-                f"{as_flag(field.name, value)}: this flag has no effect without {only.flags}."
-                " Remove it, or change these flags.",
-                field.name,
+            problem = f"this flag has no effect without {only.flags}"
+            raise SettingError(field.name, value, problem, "Remove it, or change these flags.")
+    for rule in _CONTRADICTIONS:
+        if rule.applies(config):
+            problem, remedy = (
+                text.format(
+                    config=config,
+                    layers=config.effective_num_proj_layers,
+                    protocols=", ".join(EVAL_PROTOCOLS),
+                )
+                for text in (rule.problem, rule.remedy)
             )
-    for name, applies, message in _CONTRADICTIONS:
-        if applies(config):
-            message = message.format(
-                config=config,
-                layers=config.effective_num_proj_layers,
-                protocols=", ".join(EVAL_PROTOCOLS),
-            )
-            raise UserError(f"{as_flag(name, getattr(config, name))}: {message}", name)
+            raise SettingError(rule.setting, getattr(config, rule.setting), problem, remedy)
 
 
 def select_settings(content: dict, path: str) -> dict:
@@ -1394,7 +1433,7 @@ _DEFINE: dict[type, Callable] = {
 }
 
 
-def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
+def define_flags(flag_values: flags.FlagValues) -> None:
     """Defines one absl flag for each field of `Config`, and the flags that are accepted but have no effect."""
     types = typing.get_type_hints(Config)
     field: Any
@@ -1420,18 +1459,7 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
         flags.DEFINE_string(name, None, "No effect.", flag_values=flag_values)
 
 
-def describe_ignored_flags(flag_values: flags.FlagValues = flags.FLAGS) -> str | None:
-    """Returns one line about the flags that are set but have no effect, or None if there are none."""
-    names = [f"--{name}" for name in _IGNORED_FLAGS if flag_values[name].present]
-    if not names:
-        return None
-    return (
-        f"flags without effect: {', '.join(names)} (accepted because the original's READMEs set"
-        " them)"
-    )
-
-
-def format_help(flag_values: flags.FlagValues = flags.FLAGS) -> str:
+def format_help(flag_values: flags.FlagValues) -> str:
     """Returns the names, defaults and help text of all flags by section, starting with the most important flags."""
     title_of, sections = {name: title for title, name in SECTIONS.items()}, {"": flags.FlagValues()}
     for field in dataclasses.fields(Config):
@@ -1529,26 +1557,70 @@ def _parse(arguments: list[str], flag: str) -> flags.FlagValues:
     return values
 
 
-def from_flags(flag_values: flags.FlagValues = flags.FLAGS) -> Config:
+def from_flags(flag_values: flags.FlagValues) -> Config:
     """Builds a `Config` from parsed flags. Raises `UserError` for invalid settings."""
     return Config(
         **{field.name: flag_values[field.name].value for field in dataclasses.fields(Config)}
     )
 
 
-def check_paths() -> None:
-    """Checks the settings, and that the image folder or the list exists, if one is selected."""
-    dataset = from_flags().dataset
-    kind, _, path = dataset.partition(":")
+def read_command_line(description: str, arguments: list[str]) -> tuple[Config, list[str]]:
+    """Reads the command line of run.py, before TensorFlow is loaded.
+
+    Prints the help or the version and exits if requested. Logs which settings have no effect, and
+    what follows.
+
+    Args:
+      description: first line of the help.
+      arguments: command line, without the name of the program.
+
+    Returns:
+      The settings, and the names of those that the user set.
+
+    Raises:
+      UserError: the flags cannot be parsed, or settings are invalid.
+    """
+    values = flags.FlagValues()
+    define_flags(values)
+    if {"-h", "--help", "--helpshort", "--helpfull"} & set(arguments):
+        usage = f"{description}\n\npython run.py [flags]\n{format_help(values)}"
+        console.log(f"{usage}\n--flagfile=FILE: Read flags from a file.")
+        sys.exit(0)
+    if "--version" in arguments:
+        console.log(version.describe())
+        sys.exit(0)
+    argv = find_recipes(["run.py", *arguments])
+    try:
+        rest = values(argv)
+    except flags.CantOpenFlagFileError as error:
+        reason = str(error.__context__ or error)
+        raise UserError(f"--flagfile: {reason}. Check its path and permissions.") from error
+    except flags.Error as error:
+        raise UserError(describe_parse_error(error)) from error
+    except ValueError as error:  # absl does not catch decoding errors in flag files.
+        raise UserError(
+            f"--flagfile: a flag file cannot be read as text ({first_line(error)}). Save it as"
+            " UTF-8."
+        ) from error
+    if rest[1:]:
+        raise UserError(f"{rest[1]!r} is not a flag. Write settings as --name=value.")
+    lines = resolve_contradictions(argv, values)
+    config = from_flags(values)
+    kind, _, path = (config.dataset or "").partition(":")
     if kind == "folder":
         check_folder(path)
     if kind == "list" and not os.path.isfile(os.path.expanduser(path)):
-        raise UserError(f"--dataset={dataset}: the file does not exist. Check the path.")
+        raise UserError(f"--dataset={config.dataset}: the file does not exist. Check the path.")
+    if ignored := [f"--{name}" for name in _IGNORED_FLAGS if values[name].present]:
+        lines.append(
+            f"flags without effect: {', '.join(ignored)} (accepted because the original's READMEs"
+            " set them)"
+        )
+    console.log_lines([*lines, "loading TensorFlow"])
+    return config, given_flags(values)
 
 
-def resolve_contradictions(
-    argv: list[str], flag_values: flags.FlagValues = flags.FLAGS
-) -> list[str]:
+def resolve_contradictions(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
     """Resets settings in flag files that contradict the command line.
 
     If the settings in the flag files contradict each other, none is reset.
@@ -1569,14 +1641,14 @@ def resolve_contradictions(
             try:
                 from_flags(flag_values)
                 break
-            except UserError as error:
-                if error.setting is None or error.setting in typed:
+            except SettingError as error:
+                if error.setting in typed:
                     break
                 flag_values[error.setting].unparse()
-                lines.append(f"ignored in the flag file: {str(error).rpartition('. ')[0]}")
+                lines.append(f"ignored in the flag file: {error.line}")
     return lines
 
 
-def given_flags(flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:
+def given_flags(flag_values: flags.FlagValues) -> list[str]:
     """Returns the names of the settings that are set on the command line or in a flag file."""
     return [field.name for field in dataclasses.fields(Config) if flag_values[field.name].present]

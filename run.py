@@ -8,64 +8,13 @@ import os
 import random
 import sys
 from collections.abc import Callable, Collection
-from typing import NoReturn
 
-from runtime import console
-
-if __name__ == "__main__":
-    console.set_up()  # This call must precede imports that store sys.stderr, which may be closed.
-
-from absl import app, flags
-
-import config as config_lib
-from runtime import command_line, tensorflow_startup, version
-from runtime.errors import UserError, first_line
-
-config_lib.define_flags()
-flags.adopt_module_key_flags(config_lib)
-
-
-def parse_flags(argv: list[str]) -> list[str]:
-    """Parses the command line with absl. On error, prints one line and exits with status 2."""
-    argv = config_lib.find_recipes(argv)
-    try:
-        rest = flags.FLAGS(argv)
-    except flags.CantOpenFlagFileError as error:
-        _fail(f"--flagfile: {str(error.__context__ or error)}. Check its path and permissions.")
-    except flags.Error as error:
-        _fail(config_lib.describe_parse_error(error))
-    except ValueError as error:  # absl does not catch decoding errors in flag files.
-        _fail(
-            f"--flagfile: a flag file cannot be read as text ({first_line(error)}). Save it as"
-            " UTF-8."
-        )
-    if rest[1:]:
-        _fail(f"{rest[1]!r} is not a flag. Write settings as --name=value.")
-    console.log_lines(config_lib.resolve_contradictions(argv, flags.FLAGS))
-    return rest
-
-
-def _fail(message: str) -> NoReturn:
-    """Prints a user error and exits with status 2."""
-    command_line.exit_with_error("run.py", message)
-
-
-if __name__ == "__main__":  # --help and flag errors need not wait for TensorFlow to load.
-    if {"-h", "--help", "--helpshort", "--helpfull"} & set(sys.argv[1:]):
-        console.log(
-            f"{__doc__}\n\npython run.py [flags]\n{config_lib.format_help()}\n--flagfile=FILE: Read flags from a file."
-        )
-        sys.exit(0)
-    if "--version" in sys.argv[1:]:
-        console.log(version.describe())
-        sys.exit(0)
-    parse_flags(sys.argv)
-    command_line.run_command("run.py", config_lib.check_paths)
-    if (ignored := config_lib.describe_ignored_flags()) is not None:
-        console.log(ignored)
-    console.log("loading TensorFlow")
+from runtime import command_line, console, tensorflow_startup
 
 with command_line.reporting_errors("run.py"):
+    import config as config_lib
+
+    SETTINGS = config_lib.read_command_line(__doc__, sys.argv[1:]) if __name__ == "__main__" else ()
     tensorflow_startup.start()
 
 import tensorflow as tf
@@ -79,6 +28,7 @@ from checkpoints.run_directory import RunContext
 from export import saving
 from inference import gallery
 from runtime import devices, progress, signals, workers
+from runtime.errors import UserError
 from sources import datasets, image_checks
 from sources.files import FileSource
 
@@ -95,55 +45,18 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
       UserError: the settings are invalid, or the data or other files cannot be used.
       errors.Stopped: the process received a stop signal.
     """
-    elapsed = progress.stopwatch()
-    strategy = connect(config)
-    is_chief = devices.is_chief(strategy)
+    elapsed, strategy = progress.stopwatch(), connect(config)
     with signals.StopSignals() as stop, contextlib.ExitStack() as stack:
-        if config.model_dir is None:
-            # The name of a new run depends only on the given settings, so the run is found even if
-            # its initial checkpoint was deleted.
-            named = config
-            if config.mode == "eval":
-                named, _ = checks.adopt(config, given, inspection.read_recorded(config))
-            config = config.replace(model_dir=named.default_model_dir())
-            console.log(f"model_dir: {config.model_dir} (the same command resumes this run)")
+        context = prepare(config, given, strategy, stop)
+        first = _evaluated_first(context.config)
+        stack.enter_context(image_checks.naming_unusable(context.source, first))
         if config.mode == "eval":
-            # A run that starts from the same --checkpoint may be about to write its settings.
-            evaluate.wait_for_run(
-                config.model_dir, config.eval_timeout, only_if_locked=config.checkpoint is not None
-            )
-        recorded = inspection.read_recorded(config)
-        config, network_lines = checks.adopt(config, given, recorded)
-        with stop.interruptible():
-            source = datasets.open_configured(config, may_prepare="dataset" in given)
-        if config.weights_flag == "teacher":
-            network_lines += checks.adopt_classes(config, source, recorded)
-        new_seed = random.SystemRandom().randrange(2**31)
-        replicas = strategy.num_replicas_in_sync
-        config, lines = checks.complete(config, source, given, recorded, new_seed, replicas)
-        source.conversion = config.conversion  # --white_level=auto is now known.
-        console.log_lines(network_lines + lines)
-        context = RunContext(config, source, strategy, is_chief, stop, recorded=recorded)
-        checks.check(context)
-        stack.enter_context(image_checks.naming_unusable(source, _evaluated_first(config)))
-        if config.mode == "eval":
-            _evaluate(_prepare_source(context))
+            evaluate_run(_prepare_source(context))
             return
-        run_lock = stack.enter_context(lock.Lock(config.model_dir)) if is_chief else None
-        context = context.replace(lock=run_lock)
-        _prepare_directory(context)
-        context = _prepare_source(context)
-        # Reports too few labels before training.
-        labeled_source = evaluate.select_labels(config, source)
-        signals.safe_point()
-        checks.check_agreement(context)
-        trained, results = train.train(context), {}
-        if config.mode == "train_then_eval":
-            results = evaluate.evaluate_and_write(
-                context.replace(source=labeled_source), trained.model, trained.step
-            )
-        if is_chief:
-            _finish(context, trained, results, elapsed())
+        if context.is_chief:
+            run_lock = stack.enter_context(lock.Lock(context.config.model_dir))
+            context = context.replace(lock=run_lock)
+        train_and_evaluate(context, elapsed)
         # If one worker exits early, collective operations fail on the others.
         workers.barrier(strategy)
 
@@ -162,6 +75,59 @@ def connect(config: config_lib.Config) -> tf.distribute.Strategy:
     return devices.make_strategy(
         config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project, config.collective
     )
+
+
+def prepare(
+    config: config_lib.Config,
+    given: Collection[str],
+    strategy: tf.distribute.Strategy,
+    stop: signals.StopSignals,
+) -> RunContext:
+    """Completes the settings, opens the data, and checks both before anything is written."""
+    if config.model_dir is None:
+        # The name of a new run depends only on the given settings, so the run is found even if its
+        # initial checkpoint was deleted.
+        named = config
+        if config.mode == "eval":
+            named, _ = checks.adopt(config, given, inspection.read_recorded(config))
+        config = config.replace(model_dir=named.default_model_dir())
+        console.log(f"model_dir: {config.model_dir} (the same command resumes this run)")
+    if config.mode == "eval":
+        # A run that starts from the same --checkpoint may be about to write its settings.
+        evaluate.wait_for_run(
+            config.model_dir, config.eval_timeout, only_if_locked=config.checkpoint is not None
+        )
+    recorded = inspection.read_recorded(config)
+    config, lines = checks.adopt(config, given, recorded)
+    with stop.interruptible():
+        source = datasets.open_configured(config, may_prepare="dataset" in given)
+    if config.weights_flag == "teacher":
+        lines += checks.adopt_classes(config, source, recorded)
+    new_seed = random.SystemRandom().randrange(2**31)
+    replicas = strategy.num_replicas_in_sync
+    config, more_lines = checks.complete(config, source, given, recorded, new_seed, replicas)
+    source.conversion = config.conversion  # --white_level=auto is now known.
+    console.log_lines(lines + more_lines)
+    is_chief = devices.is_chief(strategy)
+    context = RunContext(config, source, strategy, is_chief, stop, recorded=recorded)
+    checks.check(context)
+    return context
+
+
+def train_and_evaluate(context: RunContext, elapsed: Callable[[], float]) -> None:
+    """Trains, with `--mode=train_then_eval` also evaluates, and exports. `elapsed` returns seconds since the start."""
+    _prepare_directory(context)
+    context = _prepare_source(context)
+    # Reports too few labels before training.
+    labeled_source = evaluate.select_labels(context.config, context.source)
+    signals.safe_point()
+    checks.check_agreement(context)
+    trained, results = train.train(context), {}
+    if context.config.mode == "train_then_eval":
+        labeled = context.replace(source=labeled_source)
+        results = evaluate.evaluate_and_write(labeled, trained.model, trained.step)
+    if context.is_chief:
+        _finish(context, trained, results, elapsed())
 
 
 def _evaluated_first(config: config_lib.Config) -> Callable[[FileSource], list[str]]:
@@ -219,7 +185,7 @@ def _prepare_directory(context: RunContext) -> None:
         )
 
 
-def _evaluate(context: RunContext) -> None:
+def evaluate_run(context: RunContext) -> None:
     """Evaluates the weights in `--checkpoint`, or evaluates and exports checkpoints of the run in `--model_dir`.
 
     Results of weights that are not the run's are written to a sub-directory.
@@ -290,13 +256,5 @@ def _finish(
     evaluate.log_results(context, f"{config.network_name} on {source.name}", results, others)
 
 
-def run_from_flags(argv: list[str]) -> None:
-    """Calls `main` with the parsed flags, and reports errors as one-line messages."""
-    del argv
-    with command_line.reporting_errors("run.py"):
-        config = config_lib.from_flags()
-        main(config, config_lib.given_flags())
-
-
 if __name__ == "__main__":
-    app.run(run_from_flags, flags_parser=lambda argv: argv[:1])  # The flags are already parsed.
+    command_line.run_command("run.py", lambda: main(*SETTINGS))

@@ -10,9 +10,8 @@ class UserError(Exception):
 
     status = 2  # exit status of the program
 
-    def __init__(self, text: object, setting: str | None = None):
+    def __init__(self, text: object):
         super().__init__(" ".join(str(text).splitlines()))
-        self.setting = setting  # the setting that contradicts others, if any
 
 
 class TrainingDiverged(UserError):

@@ -13,7 +13,6 @@ import run as run_lib
 from config import Config
 from runtime.errors import UserError
 from support import ROOT, SMALL
-from support.flags import make_flags
 from support.images import write_images
 
 LINES = [
@@ -47,11 +46,7 @@ def start(program, arguments):
     """Runs a command up to the point at which training would start."""
     if program != "run.py":
         importlib.import_module(f"{program}.cli").main(arguments)
-    values = make_flags()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_lib.flags, "FLAGS", values)
-        run_lib.parse_flags(["run.py", *arguments])
-    run_lib.main(config_lib.from_flags(values), config_lib.given_flags(values))
+    run_lib.main(*config_lib.read_command_line("", arguments))
 
 
 @pytest.mark.parametrize("command, words", LINES)

@@ -484,7 +484,7 @@ def test_network_has_recorded_settings_and_others_are_inferred_from_the_tensors(
     config = info.config
     assert (config.resnet_depth, config.dataset, config.proj_out_dim) == (10, "digits", 64)
     assert len(info.class_names) == 10
-    with rejects("different network.*proj_head.*Pass --resnet_depth=10 .*--proj_out_dim=16"):
+    with rejects("different network.*_projection_head.*Pass --resnet_depth=10 .*--proj_out_dim=16"):
         restoring.open_network(checkpoint)
 
 

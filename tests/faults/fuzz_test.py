@@ -15,7 +15,6 @@ import unittest.mock
 
 import hypothesis
 import pytest
-from absl import flags
 from hypothesis import strategies as st
 
 import config as config_lib
@@ -143,16 +142,14 @@ FIXED = "--train_split=train[:64] --train_steps=2 --eval_split=test[:40] --image
 
 
 def call(function, argv):
-    """Calls a function that parses flags.
+    """Calls a function of the settings on a command line.
 
     Returns the exit status (0 if the function returns normally) and the standard error output.
     """
-    values = flags.FLAGS
-    for name in Config.__dataclass_fields__:
-        values[name].unparse()
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
         try:
-            function(values, ["run.py", *argv])
+            with command_line.reporting_errors("run.py"):
+                function(*config_lib.read_command_line("", argv))
         except SystemExit as error:
             return error.code, stderr.getvalue()
     return 0, stderr.getvalue()
@@ -162,7 +159,7 @@ def run_program(model_dir, argv):
     """Calls run.py with a small network, few images and the given arguments; see `call`."""
     arguments = [f"--{name}={value}" for name, value in TINY.items()]
     arguments += [*FIXED.split(), f"--model_dir={model_dir}", *argv]
-    return call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)), arguments)
+    return call(run.main, arguments)
 
 
 def assert_one_line_error(status, error_text):
@@ -192,12 +189,7 @@ def command_lines(fields):
 def test_command_lines_are_accepted_or_give_one_line_errors(argv):
     hypothesis.assume(not any(re.match(ABSL_FLAG, argument) for argument in argv))
 
-    def read(values, argv):
-        run.parse_flags(argv)
-        with command_line.reporting_errors("run.py"):
-            config_lib.from_flags(values)
-
-    assert_one_line_error(*call(read, argv))
+    assert_one_line_error(*call(lambda *_: None, argv))
 
 
 @pytest.mark.slow

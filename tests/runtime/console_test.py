@@ -13,8 +13,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.errors import DataLossError, ResourceExhaustedError, UnavailableError
 
-import run
-from config import Config
+from config import Config, read_command_line
 from runtime import command_line, console, progress
 from runtime.errors import Stopped, TrainingDiverged, UserError
 from support import ROOT
@@ -185,7 +184,11 @@ def test_failures_to_load_tensorflow_show_what_it_printed(
 
 
 def test_invalid_flag_files_are_reported_on_one_line(tmp_path, fails):
-    fails("Is a directory", run.parse_flags, ["run.py", f"--flagfile={tmp_path}"])
+    def read(argument):
+        with command_line.reporting_errors("run.py"):
+            read_command_line("", [argument])
+
+    fails("Is a directory", read, f"--flagfile={tmp_path}")
     path = tmp_path / "a.cfg"
     for content, message in (
         (b"--image_size=8\n\xff\xfe", "cannot be read as text"),
@@ -193,7 +196,7 @@ def test_invalid_flag_files_are_reported_on_one_line(tmp_path, fails):
         (b"--mode=\x1b[31m\n", r"\x1b[31m"),
     ):
         path.write_bytes(content)
-        fails(message, run.parse_flags, ["run.py", f"--flagfile={path}"])
+        fails(message, read, f"--flagfile={path}")
 
 
 def test_only_plain_directory_names_are_accepted_as_eval_names():

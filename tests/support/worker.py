@@ -16,10 +16,11 @@ tensorflow_startup.set_environment()
 
 import tensorflow as tf  # noqa: E402
 
+import config as config_lib  # noqa: E402
 import resnet  # noqa: E402
 import run  # noqa: E402
 from export import saving  # noqa: E402
-from runtime import devices  # noqa: E402
+from runtime import command_line, devices  # noqa: E402
 from support import networks  # noqa: E402
 
 if __name__ == "__main__":
@@ -34,4 +35,6 @@ if __name__ == "__main__":
             cpu, [tf.config.LogicalDeviceConfiguration()] * 2
         )
         devices.make_strategy = lambda *_: tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
-    run.app.run(run.run_from_flags, flags_parser=run.parse_flags)
+    command_line.run_command(
+        "run.py", lambda: run.main(*config_lib.read_command_line(__doc__, sys.argv[1:]))
+    )
