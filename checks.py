@@ -19,7 +19,8 @@ import evaluate
 import model as model_lib
 import simclr
 from checkpoints import computed_from, inspection, run_directory, weight_files
-from checkpoints.run_directory import Recorded, RunContext
+from checkpoints.run_context import RunContext
+from checkpoints.run_directory import Recorded
 from config import MIN_SEEN_IMAGES, Config, as_flag, as_flags, settings_with
 from large_batch import memory
 from runtime import console, devices, workers

@@ -30,7 +30,7 @@ from checkpoints import (
     run_directory,
     weight_files,
 )
-from checkpoints.run_directory import RunContext
+from checkpoints.run_context import RunContext
 from config import Config
 from metrics import KNN, LBFGS, LINEAR_TOP_1, MEAN_PRECISION, REGULARIZATION, WEIGHTED_KNN
 from probing import confusion, diagnostics, features, logistic_regression, nearest_neighbors

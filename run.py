@@ -24,7 +24,7 @@ import evaluate
 import model as model_lib
 import train
 from checkpoints import inspection, lock, run_directory, weight_files
-from checkpoints.run_directory import RunContext
+from checkpoints.run_context import RunContext
 from export import saving
 from inference import gallery
 from runtime import devices, progress, signals, workers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable
@@ -18,23 +17,27 @@ import evaluate
 import metrics
 import model as model_lib
 import simclr
-from checkpoints import checkpoint_files, inspection, restoring, run_directory, weight_files
-from checkpoints.run_directory import Recorded, RunContext
+from checkpoints import (
+    checkpoint_files,
+    inspection,
+    restoring,
+    run_directory,
+    training_log,
+    weight_files,
+)
+from checkpoints.run_context import RunContext
+from checkpoints.run_directory import Recorded
 from checkpoints.training_log import TrainingLog
 from checkpoints.training_state import TrainingState
 from config import Config
 from large_batch import micro_batches
-from runtime import console, devices, progress, replicas, storage, workers
+from runtime import console, devices, progress, replicas, workers
 from runtime.errors import TrainingDiverged, UserError, first_line
 from sources import image_checks
-from sources.source import Source
 
 # This hides the overhead of device calls, but is short enough to show progress.
 _SECONDS_PER_CALL = 1.0
 _TPU_CALLS = 10.0  # Calls of a TPU, which may be on another machine, take this many times as long.
-_PREVIEW_EXAMPLES = 8
-_PREVIEW_PIXELS = 96  # minimum side length of a view in the preview
-_MIN_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer does not reduce the loss scale below this value.
 
 
 # ------------------------------------------------------------------------------------------------------- step
@@ -64,10 +67,12 @@ class TrainStep:
           strategy: the strategy whose replicas share a batch.
           teacher: see `simclr.per_image`.
         """
-        self.model, self.optimizer, self.config, self.strategy = model, optimizer, config, strategy
-        self.teacher = teacher
+        self.model, self.config, self.strategy = model, config, strategy
+        self.optimizer, self.loss_scale = optimizer, LossScale(optimizer)
         # number of images in a batch on this replica
         self.rows = config.train_batch_size // strategy.num_replicas_in_sync
+        self.per_image = functools.partial(simclr.per_image, model, config=config, teacher=teacher)
+        self.over_batch = functools.partial(simclr.over_batch, config=config, strategy=strategy)
 
     # AutoGraph is slow, and this method does not need it.
     @tf.autograph.experimental.do_not_convert
@@ -102,22 +107,13 @@ class TrainStep:
         first_row += replicas.row_offset(self.rows, self.strategy)
         return simclr.views(images, self.config, self.optimizer.iterations, seeds, first_row)
 
-    def per_image(self, images: list[tf.Tensor], labels: tf.Tensor) -> tuple:
-        """Calls `simclr.per_image`."""
-        return simclr.per_image(self.model, images, labels, self.config, self.teacher)
-
-    def over_batch(self, h: tf.Tensor, z: tf.Tensor, labels: tf.Tensor) -> tuple:
-        """Calls `simclr.over_batch`."""
-        return simclr.over_batch(h, z, labels, self.config, self.strategy)
-
     def replica_loss(self, terms: dict[str, tf.Tensor]) -> tf.Tensor:
         """Returns the loss that this replica differentiates: the sum of the terms.
 
         The loss is divided by the number of replicas, because gradients are summed over replicas.
         With float16, the loss is also multiplied by the loss scale.
         """
-        loss = add(terms.values()) / self.strategy.num_replicas_in_sync
-        return self.optimizer.get_scaled_loss(loss) if scales_loss(self.config) else loss
+        return self.loss_scale.scale(add(terms.values()) / self.strategy.num_replicas_in_sync)
 
     def update(
         self, gradients: list[tf.Tensor], terms: dict[str, tf.Tensor], metrics: dict[str, tf.Tensor]
@@ -134,7 +130,7 @@ class TrainStep:
           gradients are finite on all replicas. A step skipped because of float16 gradient overflow
           counts as finite as long as the loss scale can still be reduced.
         """
-        variables, optimizer, config = self.model.trainable_variables, self.optimizer, self.config
+        variables, config = self.model.trainable_variables, self.config
         with tf.GradientTape() as tape:
             decay = model_lib.add_weight_decay(self.model, config.weight_decay, config.optimizer)
             decay_loss = self.replica_loss({"weight_decay": decay})
@@ -142,24 +138,13 @@ class TrainStep:
             gradient if decay_gradient is None else gradient + decay_gradient
             for gradient, decay_gradient in zip(gradients, tape.gradient(decay_loss, variables))
         ]
-        if scales_loss(config):
-            gradients = optimizer.get_unscaled_gradients(gradients)
+        gradients = self.loss_scale.unscale(gradients)
         terms = {**terms, "weight_decay": decay}
-        scalars = {**terms, **metrics, "total_loss": add(terms.values())}
-        learning_rate = optimizer.learning_rate(optimizer.iterations)
+        learning_rate = self.optimizer.learning_rate(self.optimizer.iterations)
         is_finite = all_finite([*terms.values(), *gradients])
-        scale = tf.identity(optimizer.loss_scale) if scales_loss(config) else None
-        with tf.control_dependencies([] if scale is None else [scale]):
-            update = optimizer.apply_gradients(zip(gradients, variables))
-        if scale is not None:
-            with tf.control_dependencies([update]):
-                # A skipped step resets Keras's counter of consecutive steps with finite gradients,
-                # without increasing the loss scale.
-                is_skipped = tf.equal(optimizer.dynamic_counter, 0) & (
-                    optimizer.loss_scale <= scale
-                )
-            scalars.update(loss_scale=scale, skipped_steps=is_skipped)
-            is_finite |= all_finite([*terms.values()]) & is_skipped & (scale > _MIN_LOSS_SCALE)
+        scale_scalars, is_reducible = self.loss_scale.apply(gradients, variables)
+        is_finite |= all_finite([*terms.values()]) & is_reducible
+        scalars = {**terms, **metrics, "total_loss": add(terms.values()), **scale_scalars}
         scalars = {f"train/{name}": value for name, value in scalars.items()}
         scalars.update(learning_rate=learning_rate, is_finite=is_finite)
         return replicas.mean(
@@ -173,9 +158,48 @@ class TrainStep:
         return tf.function(function, jit_compile=True, autograph=False)
 
 
-def scales_loss(config: Config) -> bool:
-    """Returns whether the loss is scaled to keep float16 gradients from underflowing."""
-    return config.precision == "mixed_float16"
+class LossScale:
+    """Applies gradients and, with float16, scales the loss so that small gradients do not underflow.
+
+    The scale changes during training: Keras reduces it, and skips the step, if gradients overflow.
+    """
+
+    _MINIMUM = 1.0  # Keras does not reduce the scale below this value.
+
+    def __init__(self, optimizer: keras.optimizers.legacy.Optimizer):
+        """`optimizer` is a Keras `LossScaleOptimizer` if the loss is to be scaled."""
+        self._optimizer, self._is_used = optimizer, hasattr(optimizer, "loss_scale")
+
+    def scale(self, loss: tf.Tensor) -> tf.Tensor:
+        """Returns the loss to differentiate."""
+        return self._optimizer.get_scaled_loss(loss) if self._is_used else loss
+
+    def unscale(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the gradients of the loss, given those of the scaled loss."""
+        return self._optimizer.get_unscaled_gradients(gradients) if self._is_used else gradients
+
+    def apply(
+        self, gradients: list[tf.Tensor], variables: list[tf.Variable]
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        """Updates the variables.
+
+        Returns:
+          A dict of scalars to report, and whether the step was skipped, but the scale can still be
+          reduced.
+        """
+        optimizer, pairs = self._optimizer, zip(gradients, variables)
+        if not self._is_used:
+            optimizer.apply_gradients(pairs)
+            return {}, tf.constant(False)
+        scale = tf.identity(optimizer.loss_scale)
+        with tf.control_dependencies([scale]):
+            update = optimizer.apply_gradients(pairs)
+        with tf.control_dependencies([update]):
+            # A skipped step resets Keras's counter of consecutive steps with finite gradients,
+            # without increasing the loss scale.
+            is_skipped = tf.equal(optimizer.dynamic_counter, 0) & (optimizer.loss_scale <= scale)
+        scalars = {"loss_scale": scale, "skipped_steps": is_skipped}
+        return scalars, is_skipped & (scale > self._MINIMUM)
 
 
 def add(terms: Iterable[tf.Tensor]) -> tf.Tensor:
@@ -210,7 +234,7 @@ def make_run_steps(step: TrainStep) -> Callable:
 
     def one_step(batch):
         if step.config.micro_batch_size:
-            results = micro_batches.train_step(step, batch, step.per_image, step.over_batch)
+            results = micro_batches.train_step(step, batch)
         else:
             results = strategy.run(compiled, args=batch)
         # All replicas return the same scalars.
@@ -260,36 +284,6 @@ class TrainingResult:
     step: int
     checkpoint: str
     log: TrainingLog
-
-
-class _StepsPerCall:
-    """Number of steps per device call: 1 until the speed is known, and then as many as fit into about one second.
-
-    On TPUs, a call takes up to ten seconds.
-    """
-
-    def __init__(self, use_tpu: bool):
-        self._seconds = _SECONDS_PER_CALL * (_TPU_CALLS if use_tpu else 1)
-        self._seconds_per_step: float | None = None
-        self.count = 1
-        self.is_compiled = False
-
-    def record(self, steps: int, seconds: float) -> None:
-        """Records the duration of a call."""
-        if self.is_compiled:
-            self._seconds_per_step = seconds / steps
-        self.is_compiled = True
-
-    def agree(self, stop: bool, strategy: tf.distribute.Strategy) -> bool:
-        """Agrees with the other workers on how many steps to run next. Returns whether `stop` is true on any worker."""
-        proposal = (
-            1
-            if self._seconds_per_step is None
-            else max(int(self._seconds / self._seconds_per_step), 1)
-        )
-        stops, proposals = workers.gather_integers([int(stop), proposal], strategy).T
-        self.count = int(proposals.min())
-        return bool(stops.any())
 
 
 def build_training_state(context: RunContext, directory: str) -> TrainingState:
@@ -388,45 +382,6 @@ def _weights_path(config: Config, recorded: Recorded) -> str:
     )
 
 
-def _log_header(
-    config: Config,
-    model: model_lib.Model,
-    steps: model_lib.Steps,
-    num_examples: int,
-    directory: str,
-    strategy: tf.distribute.Strategy,
-) -> None:
-    """Logs the network and the schedule of a run that is about to train."""
-    weights = sum(variable.shape.num_elements() for variable in model.trainable_variables) / 1e6
-    micro_batches = (
-        f" in micro-batches of {config.micro_batch_size}" if config.micro_batch_size else ""
-    )
-    console.log(
-        f"network: {config.network_name}, {weights:.1f} million trainable parameters,"
-        f" {config.image_size} x {config.image_size} pixels, batch size"
-        f" {config.train_batch_size}{micro_batches}"
-    )
-    peak = model_lib.build_schedule(config, num_examples).peak
-    console.log(
-        f"training: {steps.train} steps"
-        f" ({steps.train * config.train_batch_size / num_examples:.3g} epochs), learning rate"
-        f" {peak:.3g} after {steps.warmup} warm-up steps; examples: {directory}/views.png"
-    )
-    total = model.count_params()
-    # A checkpoint also contains the optimizer's values for each trainable weight.
-    slots = weights * 1e6 * (2 if config.optimizer == "adam" else 1)
-    count = min(config.keep_checkpoint_max, math.ceil(steps.train / steps.checkpoint))
-    size = 4e-9 * (count * (total + slots) + (1 + config.keep_best) * total)
-    console.log(f"disk space: {size:.1f} GB for the SavedModel and checkpoints ({count})")
-    if config.mode == "train" and not config.eval_epochs:
-        console.log("nothing will be evaluated; --mode=train_then_eval evaluates the last step")
-    if levels := metrics.chance_levels(config, config.train_batch_size):
-        text = ", ".join(f"{name} {value:.3g}" for name, value in levels.items())
-        console.log(f"chance level during training: {text}")
-    is_compiled = devices.compiles_step(config.jit_compile, strategy)
-    console.log("compiling the training step" + " with XLA" * is_compiled)
-
-
 def train_dataset(context: RunContext, start_step: int) -> tf.distribute.DistributedDataset:
     """Returns the infinite distributed training dataset, starting at `start_step`."""
     config, strategy = context.config, context.strategy
@@ -439,115 +394,125 @@ def train_dataset(context: RunContext, start_step: int) -> tf.distribute.Distrib
     )
 
 
-def _fit(image: tf.Tensor, size: int) -> tf.Tensor:
-    """Resizes an image to fit into a square, and pads it. Returns float32 [size, size, 3] in [0, 1]."""
-    shape = [max(1, round(side * size / max(image.shape[:2]))) for side in image.shape[:2]]
-    resized = tf.image.convert_image_dtype(
-        tf.cast(tf.image.resize(image, shape, antialias=True), tf.uint8), tf.float32
-    )
-    return tf.image.resize_with_crop_or_pad(resized, size, size)
+@dataclasses.dataclass
+class Call:
+    """A device call, in which several steps run, and what the parts of the loop know about it.
 
-
-def write_preview(
-    config: Config, source: Source, directory: str, writer: tf.summary.SummaryWriter
-) -> None:
-    """Writes a grid of images to views.png and to TensorBoard. Each column shows an image with its views below it."""
-    count = min(_PREVIEW_EXAMPLES, source.num_examples(config.train_split))
-    images, _ = next(
-        iter(data.build_view_pairs(config, source, config.train_split, config.seed, count))
-    )
-    originals = [
-        _fit(source.decode(item), config.image_size)
-        for _, item, _ in source.records(config.train_split).take(count)
-    ]
-    rows = [tf.stack(originals), *simclr.views(images, config, 0)]
-    scale = -(-_PREVIEW_PIXELS // config.image_size)
-    images = tf.concat([tf.cast(row, tf.float32) for row in rows], 0)
-    images = tf.repeat(tf.repeat(images, scale, axis=1), scale, axis=2)
-    images = tf.pad(images, [[0, 0], [2, 2], [2, 2], [0, 0]], constant_values=1.0)
-    rows = tf.split(images, len(rows))
-    grid = tf.concat([tf.concat(tf.unstack(row), axis=1) for row in rows], axis=0)
-    grid = tf.image.convert_image_dtype(grid, tf.uint8, saturate=True)
-    storage.write_bytes(os.path.join(directory, "views.png"), tf.io.encode_png(grid).numpy())
-    with writer.as_default(step=0):
-        tf.summary.image("views", grid[tf.newaxis])
-
-
-def train(context: RunContext) -> TrainingResult:
-    """Trains to the last step, resuming from the newest checkpoint in `model_dir` if there is one.
-
-    The lock is checked before every save. All workers save a checkpoint and raise `errors.Stopped`
-    when any of them receives a signal.
-
-    Raises:
-      UserError: a loss, gradient or weight is NaN or Inf; a checkpoint cannot be written; or
-        `model_dir` was removed or replaced.
+    Attributes:
+      step: number of completed steps.
+      count: number of steps of the call.
+      means: means of the scalars over these steps.
+      num_finite_steps: number of steps before the first non-finite one.
+      seconds: duration.
+      stops: whether a signal stops the run on any worker.
+      saves: whether a checkpoint is written after the call.
     """
-    config, strategy, is_chief = context.config, context.strategy, context.is_chief
-    num_examples = context.source.num_examples(config.train_split)
-    steps = model_lib.count_steps(config, num_examples)
-    with (
-        # All workers must take part in saving, but only the chief's files are kept.
-        contextlib.nullcontext(config.model_dir)
-        if is_chief
-        else tempfile.TemporaryDirectory() as directory,
-        contextlib.ExitStack() as stack,
-    ):
-        state = build_training_state(context, directory)
-        step = state.step
-        checkpoint = checkpoint_files.checkpoint_prefix(config.model_dir, step) if step else None
-        teacher = None
-        if config.train_mode == "distill" and step < steps.train:
-            teacher, state.initial_weights = load_teacher(context)
-        context.check_lock()
-        # Write only after restoring has succeeded, since invalid settings must not replace the
-        # run's own settings.
-        run_directory.write_start(context, directory, steps.train, state.initial_weights)
-        state.prune()  # The process may have been stopped after it saved the newest checkpoint.
-        log = TrainingLog(directory, step, config, steps.train, num_examples, is_chief)
-        stack.callback(log.close)
-        if step == 0 and is_chief:
-            write_preview(config, context.source, directory, log.writer)
-        if step < steps.train:
-            if is_chief:
-                _log_header(config, state.model, steps, num_examples, directory, strategy)
-            batches = iter(train_dataset(context, step))
-            step_function = TrainStep(state.model, state.optimizer, config, strategy, teacher)
-            run_steps = make_run_steps(step_function)
-        evaluations = stack.enter_context(_Evaluations(context, steps, state.model, log))
-        if step:
-            # The process may have been stopped before this evaluation was complete.
-            evaluations.run_if_due(step)
-        steps_per_call = _StepsPerCall(config.use_tpu)
-        while step < steps.train:
-            next_save = steps.next_save(step)
-            count, seconds = min(steps_per_call.count, next_save - step), progress.stopwatch()
-            with image_checks.naming_unusable(
-                context.source,
-                functools.partial(data.training_paths, config=config, start_step=step),
-                functools.partial(_save_whole_steps, config, state, log, checkpoint),
-            ):
-                means, num_finite_steps = run_steps(batches, tf.constant(count))
-            if num_finite_steps < count:
-                rate = means["learning_rate"]
-                raise _divergence(config, step + int(num_finite_steps) + 1, rate, checkpoint)
-            step += count
-            log.update(step, means, seconds(), steps_per_call.is_compiled)
-            steps_per_call.record(count, seconds())
-            is_stopping = steps_per_call.agree(context.stop.requested, strategy)
-            context.check_lock()
-            saves = is_stopping or step == next_save
-            if saves:
-                checkpoint = _save(config, state, checkpoint)
-                state.prune()
-            log.write_row(saves, is_last=is_stopping or step == steps.train)
-            if is_stopping:
-                # `directory` may be temporary.
-                saved = os.path.join(config.model_dir, os.path.basename(checkpoint))
-                log.close()
-                context.stop.stop(f"saved {saved}; run the same command again to resume")
-            evaluations.run_if_due(step)
-        return TrainingResult(state.model, step, checkpoint, log)
+
+    step: int
+    count: int
+    means: dict[str, float]
+    num_finite_steps: int
+    seconds: float
+    stops: bool = False
+    saves: bool = False
+
+
+class _Pace:
+    """Number of steps per device call: 1 until the speed is known, and then as many as fit into about one second.
+
+    On TPUs, a call takes up to ten seconds.
+    """
+
+    def __init__(self, context: RunContext):
+        self._context = context
+        self._seconds = _SECONDS_PER_CALL * (_TPU_CALLS if context.config.use_tpu else 1)
+        self.count = 1
+        self.is_compiled = False
+
+    def agree(self, call: Call) -> None:
+        """Agrees with the other workers on whether to stop, and on how many steps to run next."""
+        proposal = 1
+        if self.is_compiled:
+            proposal = max(int(self._seconds * call.count / call.seconds), 1)
+        self.is_compiled = True
+        numbers = [int(self._context.stop.requested), proposal]
+        stops, proposals = workers.gather_integers(numbers, self._context.strategy).T
+        self.count, call.stops = int(proposals.min()), bool(stops.any())
+
+
+class _Checkpoints:
+    """Checkpoints of a run, of which all variables must be finite. `newest` is the prefix of the newest one, if any."""
+
+    def __init__(self, config: Config, state: TrainingState, steps: model_lib.Steps):
+        self._config, self._state, self._steps = config, state, steps
+        prefix = checkpoint_files.checkpoint_prefix(config.model_dir, state.step)
+        self.newest = prefix if state.step else None
+
+    def check_finite(self, call: Call) -> None:
+        """Raises `TrainingDiverged` if a loss or gradient was NaN or Inf."""
+        if call.num_finite_steps < call.count:
+            step = call.step - call.count + call.num_finite_steps + 1
+            raise self._divergence(step, call.means["learning_rate"])
+
+    def save_if_due(self, call: Call) -> None:
+        """Writes a checkpoint, together with the other workers, and deletes old ones."""
+        call.saves = call.stops or call.step == self._steps.next_save(call.step - call.count)
+        if call.saves:
+            self.save()
+            self._state.prune()
+
+    def save(self) -> None:
+        """Writes a checkpoint.
+
+        Raises:
+          UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message names
+            the newest checkpoint that was written.
+        """
+        state = self._state
+        variables = [
+            v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating
+        ]
+        if not _all_finite([*map(tf.convert_to_tensor, variables)]):
+            rate = state.optimizer.learning_rate(state.optimizer.iterations)
+            raise self._divergence(state.step, float(rate))
+        try:
+            self.newest = state.save()
+        except (tf.errors.OpError, OSError) as error:
+            if workers.is_lost_worker(error):
+                raise
+            kept = f"{self.newest} is intact" if self.newest else "there is no earlier checkpoint"
+            raise UserError(
+                f"--model_dir={state.directory}: ckpt-{state.step} could not be written"
+                f" ({first_line(error)}); {kept}. Free some space or restore access, then run the"
+                " same command again."
+            ) from error
+
+    def save_whole_steps(self, log: TrainingLog) -> str:
+        """Writes a checkpoint if a batch could not be read, and returns a text for the error message.
+
+        Other workers, which are waiting for this one to train, could not take part in saving.
+        """
+        name = os.path.basename(self.newest or "ckpt-0")
+        if workers.count_workers() > 1 or f"ckpt-{self._state.step}" == name:
+            return ""
+        self.save()
+        log.write(is_last=True)
+        return f" Saved {self.newest}."
+
+    def _divergence(self, step: int, learning_rate: float) -> TrainingDiverged:
+        config, kept, resume, precision = self._config, "no checkpoint was written", "", ""
+        if self.newest:
+            kept = f"the newest checkpoint is {self.newest}"
+            # Include --model_dir, because the default directory depends on the changed flags.
+            resume = f", and resume with --model_dir={config.model_dir} --allow_flag_changes"
+        if config.precision == "mixed_float16":
+            precision = ", another --precision"
+        return TrainingDiverged(
+            f"--learning_rate={config.learning_rate:g}: training diverged at step {step} (loss,"
+            " gradients or weights are NaN or Inf; scheduled learning rate"
+            f" {learning_rate:.3g}); {kept}. Use a lower --learning_rate{precision} or more"
+            f" --warmup_epochs{resume}."
+        )
 
 
 class _Evaluations(contextlib.ExitStack):
@@ -576,59 +541,90 @@ class _Evaluations(contextlib.ExitStack):
         self._log.add_results(step, results)
 
 
-def _divergence(
-    config: Config, step: int, learning_rate: float, prefix: str | None
-) -> TrainingDiverged:
-    """Returns the error for a NaN or Inf loss, gradient or weight. `prefix` is the newest checkpoint, if any."""
-    kept = f"the newest checkpoint is {prefix}" if prefix else "no checkpoint was written"
-    precision = ", another --precision" if config.precision == "mixed_float16" else ""
-    # Include --model_dir, because the default directory depends on the changed flags.
-    resume = (
-        f", and resume with --model_dir={config.model_dir} --allow_flag_changes" if prefix else ""
-    )
-    return TrainingDiverged(
-        f"--learning_rate={config.learning_rate:g}: training diverged at step {step} (loss,"
-        " gradients or weights are NaN or Inf; scheduled learning rate"
-        f" {learning_rate:.3g}); {kept}. Use a lower --learning_rate{precision} or more"
-        f" --warmup_epochs{resume}."
-    )
+def train(context: RunContext) -> TrainingResult:
+    """Trains to the last step, resuming from the newest checkpoint in `model_dir` if there is one.
 
-
-def _save_whole_steps(
-    config: Config, state: TrainingState, log: TrainingLog, newest: str | None
-) -> str:
-    """Writes a checkpoint if a batch could not be read, and returns a text for the error message.
-
-    Other workers, which are waiting for this one to train, could not take part in saving.
-    """
-    if workers.count_workers() > 1 or f"ckpt-{state.step}" == os.path.basename(newest or "ckpt-0"):
-        return ""
-    path = _save(config, state, newest)
-    log.write(is_last=True)
-    return f" Saved {path}."
-
-
-def _save(config: Config, state: TrainingState, newest: str | None) -> str:
-    """Writes a checkpoint, together with the other workers, and returns the checkpoint's prefix.
+    The lock is checked before every save. All workers save a checkpoint and raise `errors.Stopped`
+    when any of them receives a signal.
 
     Raises:
-      UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message names
-        the newest checkpoint that was written.
+      UserError: a loss, gradient or weight is NaN or Inf; a checkpoint cannot be written; or
+        `model_dir` was removed or replaced.
     """
-    variables = [
-        v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating
+    config, is_chief = context.config, context.is_chief
+    num_examples = context.source.num_examples(config.train_split)
+    steps = model_lib.count_steps(config, num_examples)
+    with contextlib.ExitStack() as stack:
+        directory = config.model_dir
+        if (
+            not is_chief
+        ):  # All workers must take part in saving, but only the chief's files are kept.
+            directory = stack.enter_context(tempfile.TemporaryDirectory())
+        state = build_training_state(context, directory)
+        checkpoints, teacher = _Checkpoints(config, state, steps), None
+        if config.train_mode == "distill" and state.step < steps.train:
+            teacher, state.initial_weights = load_teacher(context)
+        context.check_lock()
+        # Write only after restoring has succeeded, since invalid settings must not replace the
+        # run's own settings.
+        run_directory.write_start(
+            config, context.source, directory, steps.train, state.initial_weights
+        )
+        state.prune()  # The process may have been stopped after it saved the newest checkpoint.
+        log = TrainingLog(directory, state.step, config, steps.train, num_examples, is_chief)
+        stack.callback(log.close)
+        if state.step == 0 and is_chief:
+            training_log.write_preview(config, context.source, directory, log.writer)
+        evaluations = stack.enter_context(_Evaluations(context, steps, state.model, log))
+        if state.step:
+            # The process may have been stopped before this evaluation was complete.
+            evaluations.run_if_due(state.step)
+        if state.step < steps.train:
+            if is_chief:
+                training_log.log_header(
+                    config, state.model, steps, num_examples, directory, context.strategy
+                )
+            step = TrainStep(state.model, state.optimizer, config, context.strategy, teacher)
+            _loop(context, step, steps, checkpoints, log, evaluations)
+        return TrainingResult(state.model, state.step, checkpoints.newest, log)
+
+
+def _loop(
+    context: RunContext,
+    train_step: TrainStep,
+    steps: model_lib.Steps,
+    checkpoints: _Checkpoints,
+    log: TrainingLog,
+    evaluations: _Evaluations,
+) -> None:
+    """Runs the remaining steps. After each device call, calls the parts of the loop in the order of the list."""
+    step, pace = int(train_step.optimizer.iterations.numpy()), _Pace(context)
+    parts: list[Callable[[Call], object]] = [
+        checkpoints.check_finite,
+        lambda call: log.update(call.step, call.means, call.seconds, pace.is_compiled),
+        pace.agree,
+        lambda _: context.check_lock(),
+        checkpoints.save_if_due,
+        lambda call: log.write_row(call.saves, call.stops or call.step == steps.train),
+        lambda call: _stop(context, checkpoints, log) if call.stops else None,
+        lambda call: evaluations.run_if_due(call.step),
     ]
-    if not _all_finite([*map(tf.convert_to_tensor, variables)]):
-        rate = state.optimizer.learning_rate(state.optimizer.iterations)
-        raise _divergence(config, state.step, float(rate), newest)
-    try:
-        return state.save()
-    except (tf.errors.OpError, OSError) as error:
-        if workers.is_lost_worker(error):
-            raise
-        kept = f"{newest} is intact" if newest else "there is no earlier checkpoint"
-        raise UserError(
-            f"--model_dir={state.directory}: ckpt-{state.step} could not be written"
-            f" ({first_line(error)}); {kept}. Free some space or restore access, then run the same"
-            " command again."
-        ) from error
+    save = functools.partial(checkpoints.save_whole_steps, log)
+    run_steps, batches = make_run_steps(train_step), iter(train_dataset(context, step))
+    while step < steps.train:
+        count, seconds = min(pace.count, steps.next_save(step) - step), progress.stopwatch()
+        paths = functools.partial(data.training_paths, config=context.config, start_step=step)
+        with image_checks.naming_unusable(context.source, paths, save):
+            means, num_finite_steps = run_steps(batches, tf.constant(count))
+        step += count
+        call = Call(step, count, means, int(num_finite_steps), seconds())
+        for part in parts:
+            part(call)
+
+
+def _stop(context: RunContext, checkpoints: _Checkpoints, log: TrainingLog) -> None:
+    """Raises `errors.Stopped`, after a checkpoint has been written."""
+    # The directory of `newest` may be temporary.
+    saved = os.path.join(context.config.model_dir, os.path.basename(checkpoints.newest))
+    log.close()
+    context.stop.stop(f"saved {saved}; run the same command again to resume")

@@ -28,7 +28,7 @@ import objective
 import train
 from benchmarks.measure import repeated
 from checkpoints import records
-from checkpoints.run_directory import RunContext
+from checkpoints.run_context import RunContext
 from large_batch import blocked_nt_xent
 from runtime import progress, signals, version
 from sources import datasets, image_checks

@@ -6,6 +6,7 @@ import collections
 import functools
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -78,7 +79,7 @@ def _encoder_flags(shapes: Mapping[str, tuple]) -> dict | None:
 
 @functools.cache
 @tf.autograph.experimental.do_not_convert  # AutoGraph is slow.
-def encoder_shapes(*settings: bool | int | float | tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def encoder_shapes(*settings: Any) -> dict[str, tuple[int, ...]]:
     """Builds an encoder as a graph, without values.
 
     Args:

@@ -9,14 +9,12 @@ import os
 import re
 import tempfile
 import time
-from typing import Any
 
 import tensorflow as tf
 
 from checkpoints import checkpoint_files, weight_files
-from checkpoints import lock as lock_lib
 from config import Config, select_settings
-from runtime import signals, storage
+from runtime import storage
 from runtime.errors import UserError, first_line
 from sources import classes
 from sources.source import Source
@@ -103,41 +101,6 @@ class Recorded:
     trained_on: str | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class RunContext:
-    """What every part of a run needs.
-
-    Attributes:
-      config: settings, completed for the data and the run directory.
-      source: the data set.
-      strategy: the strategy of this process.
-      is_chief: whether this process writes checkpoints, results and messages.
-      stop: handler of stop signals. When any worker receives a signal, training saves a checkpoint
-        and raises `errors.Stopped`.
-      lock: lock on `config.model_dir`, held by the chief while it trains; otherwise, None.
-      recorded: what the run or the checkpoint recorded.
-      trained_examples: number of images in `config.eval_split` that were also used for training.
-    """
-
-    config: Config
-    source: Source
-    strategy: tf.distribute.Strategy
-    is_chief: bool
-    stop: signals.StopSignals
-    lock: lock_lib.Lock | None = None
-    recorded: Recorded = Recorded()
-    trained_examples: int = 0
-
-    def replace(self, **changes: Any) -> RunContext:
-        """Returns a copy with some attributes changed."""
-        return dataclasses.replace(self, **changes)
-
-    def check_lock(self) -> None:
-        """Raises `UserError` if `model_dir` was removed or replaced. Call this before writing to it."""
-        if self.lock is not None:
-            self.lock.check()
-
-
 def _read(directory: str, name: str) -> dict:
     return storage.read_own_json(os.path.join(directory, name)) or {}
 
@@ -205,16 +168,15 @@ def training_data(directory: str) -> str | None:
 
 
 def write_start(
-    context: RunContext, directory: str, last_step: int, initial_weights: dict | None = None
+    config: Config,
+    source: Source,
+    directory: str,
+    last_step: int,
+    initial_weights: dict | None = None,
 ) -> None:
     """Writes flags.json, classes.json and data.json, which describe the start of a run."""
-    source = context.source
     for name, content in {
-        _FLAGS: {
-            **context.config.settings(),
-            _LAST_STEP: last_step,
-            _INITIAL_WEIGHTS: initial_weights,
-        },
+        _FLAGS: {**config.settings(), _LAST_STEP: last_step, _INITIAL_WEIGHTS: initial_weights},
         weight_files.CLASSES_FILE: dict(names=source.class_names, multi_label=source.multi_label),
         _DATA: source.describe_data(),
     }.items():

@@ -1,4 +1,4 @@
-"""Log of a training run: progress, TensorBoard events, history.csv and curves.png."""
+"""Log of a training run: header, views.png, progress, TensorBoard events, history.csv and curves.png."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from collections.abc import Mapping
 import pandas as pd
 import tensorflow as tf
 
+import data
 import metrics
+import model as model_lib
+import simclr
 from config import Config
-from runtime import console, progress, storage
+from runtime import console, devices, progress, storage
 from runtime.errors import UserError, first_line
+from sources.source import Source
 
 _HISTORY, _CURVES = "history.csv", "curves.png"
 _SECONDS_BETWEEN_ROWS = 10.0
 _SECONDS_BETWEEN_DRAWINGS = 60.0  # Drawing takes about a second.
+_PREVIEW_EXAMPLES = 8
+_PREVIEW_PIXELS = 96  # minimum side length of a view in the preview
 _COLLAPSED_STD = 0.01  # The encoder has collapsed if train/embedding_std is below this value.
 
 
@@ -223,3 +229,79 @@ def draw_curves(
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=110)
     return png.getvalue()
+
+
+# ------------------------------------------------------------------------------------ at the start of a run
+
+
+def log_header(
+    config: Config,
+    model: model_lib.Model,
+    steps: model_lib.Steps,
+    num_examples: int,
+    directory: str,
+    strategy: tf.distribute.Strategy,
+) -> None:
+    """Logs the network and the schedule of a run that is about to train."""
+    weights = sum(variable.shape.num_elements() for variable in model.trainable_variables) / 1e6
+    micro_batches = (
+        f" in micro-batches of {config.micro_batch_size}" if config.micro_batch_size else ""
+    )
+    console.log(
+        f"network: {config.network_name}, {weights:.1f} million trainable parameters,"
+        f" {config.image_size} x {config.image_size} pixels, batch size"
+        f" {config.train_batch_size}{micro_batches}"
+    )
+    peak = model_lib.build_schedule(config, num_examples).peak
+    console.log(
+        f"training: {steps.train} steps"
+        f" ({steps.train * config.train_batch_size / num_examples:.3g} epochs), learning rate"
+        f" {peak:.3g} after {steps.warmup} warm-up steps; examples: {directory}/views.png"
+    )
+    total = model.count_params()
+    # A checkpoint also contains the optimizer's values for each trainable weight.
+    slots = weights * 1e6 * (2 if config.optimizer == "adam" else 1)
+    count = min(config.keep_checkpoint_max, math.ceil(steps.train / steps.checkpoint))
+    size = 4e-9 * (count * (total + slots) + (1 + config.keep_best) * total)
+    console.log(f"disk space: {size:.1f} GB for the SavedModel and checkpoints ({count})")
+    if config.mode == "train" and not config.eval_epochs:
+        console.log("nothing will be evaluated; --mode=train_then_eval evaluates the last step")
+    if levels := metrics.chance_levels(config, config.train_batch_size):
+        text = ", ".join(f"{name} {value:.3g}" for name, value in levels.items())
+        console.log(f"chance level during training: {text}")
+    is_compiled = devices.compiles_step(config.jit_compile, strategy)
+    console.log(f"compiling the training step{' with XLA' if is_compiled else ''}")
+
+
+def _fit(image: tf.Tensor, size: int) -> tf.Tensor:
+    """Resizes an image to fit into a square, and pads it. Returns float32 [size, size, 3] in [0, 1]."""
+    shape = [max(1, round(side * size / max(image.shape[:2]))) for side in image.shape[:2]]
+    resized = tf.image.convert_image_dtype(
+        tf.cast(tf.image.resize(image, shape, antialias=True), tf.uint8), tf.float32
+    )
+    return tf.image.resize_with_crop_or_pad(resized, size, size)
+
+
+def write_preview(
+    config: Config, source: Source, directory: str, writer: tf.summary.SummaryWriter
+) -> None:
+    """Writes a grid of images to views.png and to TensorBoard. Each column shows an image with its views below it."""
+    count = min(_PREVIEW_EXAMPLES, source.num_examples(config.train_split))
+    images, _ = next(
+        iter(data.build_view_pairs(config, source, config.train_split, config.seed, count))
+    )
+    originals = [
+        _fit(source.decode(item), config.image_size)
+        for _, item, _ in source.records(config.train_split).take(count)
+    ]
+    rows = [tf.stack(originals), *simclr.views(images, config, 0)]
+    scale = -(-_PREVIEW_PIXELS // config.image_size)
+    images = tf.concat([tf.cast(row, tf.float32) for row in rows], 0)
+    images = tf.repeat(tf.repeat(images, scale, axis=1), scale, axis=2)
+    images = tf.pad(images, [[0, 0], [2, 2], [2, 2], [0, 0]], constant_values=1.0)
+    rows = tf.split(images, len(rows))
+    grid = tf.concat([tf.concat(tf.unstack(row), axis=1) for row in rows], axis=0)
+    grid = tf.image.convert_image_dtype(grid, tf.uint8, saturate=True)
+    storage.write_bytes(os.path.join(directory, "views.png"), tf.io.encode_png(grid).numpy())
+    with writer.as_default(step=0):
+        tf.summary.image("views", grid[tf.newaxis])

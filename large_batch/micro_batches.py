@@ -15,7 +15,6 @@ statistics.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -55,14 +54,12 @@ class ScalarSum:
 
 # The function needs no conversion, and AutoGraph is slow.
 @tf.autograph.experimental.do_not_convert
-def train_step(step: Any, batch: tuple, per_image: Callable, over_batch: Callable) -> Any:
+def train_step(step: Any, batch: tuple) -> Any:
     """Runs a training step. Call the function in cross-replica context, inside a `tf.function`.
 
     Args:
-      step: a `train.TrainStep`, which provides the views, the model and the update.
+      step: a `train.TrainStep`.
       batch: distributed batch: the arguments of `TrainStep.__call__`.
-      per_image: function of views and labels; see `simclr.per_image`.
-      over_batch: function of h, z and labels; see `simclr.over_batch`.
 
     Returns:
       The per-replica result of `TrainStep.__call__`.
@@ -105,7 +102,7 @@ def train_step(step: Any, batch: tuple, per_image: Callable, over_batch: Callabl
 
     def embed(batch, _, index, outputs):
         """Writes h and z of one micro-batch to `outputs` (first pass)."""
-        h, z, _, _ = per_image(*micro_batch(batch, index))
+        h, z, _, _ = step.per_image(*micro_batch(batch, index))
         return tuple(
             tf.tensor_scatter_nd_update(all_rows, [[index]], [new])
             for all_rows, new in zip(outputs, (h, z))
@@ -120,7 +117,7 @@ def train_step(step: Any, batch: tuple, per_image: Callable, over_batch: Callabl
 
         with tf.GradientTape() as tape:
             tape.watch(outputs)
-            terms, metrics = over_batch(*map(in_batch_order, outputs), batch[1])
+            terms, metrics = step.over_batch(*map(in_batch_order, outputs), batch[1])
             loss = step.replica_loss(terms)
         return tape.gradient(loss, outputs, unconnected_gradients="zero"), terms, metrics
 
@@ -132,7 +129,7 @@ def train_step(step: Any, batch: tuple, per_image: Callable, over_batch: Callabl
         """Adds one micro-batch's gradients, terms and metrics to `sums` (second pass)."""
         images, labels = micro_batch(batch, index)
         with tf.GradientTape() as tape:
-            h, z, *scalars = per_image(images, labels)
+            h, z, *scalars = step.per_image(images, labels)
             scalars = tf.nest.map_structure(lambda value: value / count, scalars)
             loss = tf.cast(step.replica_loss(scalars[0]), z.dtype)
             for gradient, output in zip(output_gradients, (h, z)):

@@ -200,7 +200,7 @@ def flips(content):
 def test_flipped_bits_in_recorded_files_are_detected_or_have_no_effect(tmp_path):
     source = datasets.open_source("digits")
     context = runs.make_context(runs.tiny_config(), source)
-    run_directory.write_start(context, str(tmp_path), 3)
+    run_directory.write_start(context.config, context.source, str(tmp_path), 3)
     expected = run_directory.read_run(str(tmp_path))
     for name in ("classes.json", "data.json", "flags.json"):
         content, detected = (tmp_path / name).read_bytes(), 0

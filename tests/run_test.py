@@ -924,8 +924,8 @@ def test_micro_batches_half_precision_and_new_scalars_work_together(
     def add_scalars(name):
         function = getattr(simclr, name)
 
-        def patched(*args):
-            *outputs, terms, scalars = function(*args)
+        def patched(*args, **settings):
+            *outputs, terms, scalars = function(*args, **settings)
             scalars = {**scalars, f"new_{name}": 2 * tf.add_n([*terms.values()])}
             return *outputs, {**terms, f"term_{name}": tf.constant(0.5)}, scalars
 

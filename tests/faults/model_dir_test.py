@@ -303,7 +303,7 @@ class Data(IndexedSource):
 
 def start_run(directory, source, **settings):
     config = runs.tiny_config(model_dir=str(directory), **settings)
-    run_directory.write_start(runs.make_context(config, source), str(directory), 3)
+    run_directory.write_start(config, source, str(directory), 3)
     return config
 
 

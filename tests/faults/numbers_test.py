@@ -16,27 +16,23 @@ pytestmark = pytest.mark.usefixtures("stem_only_resnet")
 SETTINGS = dict(train_steps=6, checkpoint_steps=3)
 
 
-def make_loss_infinite(patch):
-    """Patches training so that the contrastive loss is infinite at the fifth step."""
-    over_batch = train.TrainStep.over_batch
-
-    def patched(self, *arguments):
-        terms, scalars = over_batch(self, *arguments)
-        factor = tf.where(self.optimizer.iterations == 4, np.inf, 1.0)
-        return {name: term * factor for name, term in terms.items()}, scalars
-
-    patch.setattr(train.TrainStep, "over_batch", patched)
-
-
-def make_gradients_infinite(patch):
-    """Patches training so that the gradients, but not the loss, are infinite at the fifth step."""
+def make_gradients_infinite(patch, also_loss=False):
+    """Patches training so that the gradients, but by default not the loss, are infinite at the fifth step."""
     update = train.TrainStep.update
 
-    def patched(self, gradients, *arguments):
+    def patched(self, gradients, terms, *arguments):
         factor = tf.where(self.optimizer.iterations == 4, np.inf, 1.0)
-        return update(self, [gradient * factor for gradient in gradients], *arguments)
+        gradients = [gradient * factor for gradient in gradients]
+        if also_loss:
+            terms = {name: term * factor for name, term in terms.items()}
+        return update(self, gradients, terms, *arguments)
 
     patch.setattr(train.TrainStep, "update", patched)
+
+
+def make_loss_infinite(patch):
+    """Patches training so that the loss and the gradients are infinite at the fifth step."""
+    make_gradients_infinite(patch, also_loss=True)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import run as run_lib
-from checkpoints.run_directory import RunContext
+from checkpoints.run_context import RunContext
 from config import Config
 from runtime import console, signals
 from sources import datasets
