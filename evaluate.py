@@ -6,7 +6,6 @@ import contextlib
 import copy
 import difflib
 import functools
-import itertools
 import math
 import os
 import tempfile
@@ -58,8 +57,9 @@ def protocols(config: Config, source: Source) -> list[str]:
     names = list(dict.fromkeys(config.eval_protocols))
     if "linear_head" in names and not config.has_linear_head:
         names.remove("linear_head")
-        has_labels = not source.multi_label and _splits_have_labels(config, source)
-        names += ["contrastive", *["knn"] * has_labels]
+        names.append("contrastive")
+        if not source.multi_label and _splits_have_labels(config, source):
+            names.append("knn")
     if config.pretraining and not (config.mode == "eval" and config.checkpoint):
         names.append("contrastive")
     return list(dict.fromkeys(names))
@@ -90,21 +90,23 @@ def during_training(context: RunContext) -> RunContext:
     The protocols are `linear_head`, `knn` and, in pretraining, `contrastive` (see `protocols`).
     Unless the run trains on labels, they use all labels.
     """
-    config, source = context.config, context.source
+    config, source, names = context.config, context.source, []
     labeled = _splits_have_labels(config, source)
-    head_is_evaluated = labeled or (
-        config.train_mode == "distill" and source.has_labels(config.eval_split)
-    )
-    names = ["linear_head"] * (config.has_linear_head and head_is_evaluated)
-    names += ["knn"] * (labeled and not source.multi_label)
-    names += ["contrastive"] * (config.pretraining and not names)
+    is_distilled = config.train_mode == "distill" and source.has_labels(config.eval_split)
+    if config.has_linear_head and (labeled or is_distilled):
+        names.append("linear_head")
+    if labeled and not source.multi_label:
+        names.append("knn")
+    if config.pretraining and not names:
+        names.append("contrastive")
+    if not config.trains_on_labels:
+        config = config.replace(label_fraction=1.0, label_seed=0)
     return context.replace(
         config=config.replace(
             eval_protocol=",".join(names),
             eval_baselines=False,
             eval_projections=False,
             save_predictions=False,
-            **({} if config.trains_on_labels else dict(label_fraction=1.0, label_seed=0)),
         )
     )
 
@@ -261,7 +263,18 @@ class Evaluator(contextlib.ExitStack):
         record = computed_from.describe(
             self._config, self._source, weights, step, self._context.trained_examples
         )
-        results, missing = self._read_results(step, record)
+        results = self._read_results(step, record)
+        missing = self._missing_protocols(results)
+        # The results contain those of earlier protocols.
+        listed = [
+            *results[computed_from.KEY]["eval_protocol"].split(","),
+            *self._config.eval_protocols,
+        ]
+        sampled = {"contrastive"} & missing - set(self._config.eval_protocols)
+        record["eval_protocol"] = ",".join(
+            name for name in dict.fromkeys(listed) if name and name not in sampled
+        )
+        results.update({"global_step": step, computed_from.KEY: record})
         if complete:
             decay = model_lib.add_weight_decay(
                 self._model, self._config.weight_decay, self._config.optimizer
@@ -270,13 +283,14 @@ class Evaluator(contextlib.ExitStack):
         subset = ""
         if self._config.label_fraction < 1:
             subset = f", {self._source.num_examples(self._config.train_split):,} labels"
+        protocols_by_names = {
+            ("linear_head",): (self._config.head_name, self.linear_head),
+            ("contrastive",): ("contrastive loss", self.contrastive),
+            ("lbfgs", "knn"): (f"frozen encoder{subset}", self.frozen_encoder),
+        }
         try:
-            for names, description, protocol in (
-                ({"linear_head"}, self._config.head_name, self.linear_head),
-                ({"contrastive"}, "contrastive loss", self.contrastive),
-                ({"lbfgs", "knn"}, f"frozen encoder{subset}", self.probe_frozen_encoder),
-            ):
-                if names & missing:
+            for names, (description, protocol) in protocols_by_names.items():
+                if missing.intersection(names):
                     if self._is_chief:
                         console.log(f"evaluating step {step}: {description}")
                     results.update(self._finite(protocol(step), step))
@@ -297,46 +311,50 @@ class Evaluator(contextlib.ExitStack):
             own_results = {
                 name: value for name, value in results.items() if _PROTOCOL_OF.get(name) in own
             }
-            self._keep_best(step, own_results if complete else {})
+            best = _BestWeights(self._context, self._model)
+            best.keep(step, own_results if complete else {})
         return results
 
     def _path(self, name: str) -> str:
         """Returns the path of a file or directory with results."""
         return os.path.join(results_dir(self._config), name)
 
-    def _read_results(self, step: int, record: dict) -> tuple[dict[str, Any], set[str]]:
-        """Returns earlier results of the same weights, data and settings, and the protocols to run.
-
-        Args:
-          step: training step of the weights.
-          record: see `computed_from.describe`. The earlier protocols are added to it.
-        """
-        config, names = self._config, set(self._protocol_names)
-        path = self._path(f"result_{step}.json")
-        results = (storage.read_json(path) or {}) if self._is_chief else {}
+    def _read_results(self, step: int, record: dict) -> dict[str, Any]:
+        """Returns earlier results of the same weights, data and settings with their record, if there are any."""
+        results = {}
+        if self._is_chief:
+            results = storage.read_json(self._path(f"result_{step}.json")) or {}
         earlier = results.get(computed_from.KEY, {})
-        if {**earlier, "eval_protocol": config.eval_protocol} != record:
-            earlier, results = {}, {}
-        earlier_names = earlier.get("eval_protocol", "").split(",")
-        suffixes = [*self._encoders, *[metrics.UNTRAINED, _RAW] * config.eval_baselines]
-        sampled = {"contrastive"} - set(config.eval_protocols)
-        is_complete = {
-            "linear_head": {LINEAR_TOP_1, MEAN_PRECISION} & results.keys()
-            and not config.save_predictions,
-            "lbfgs": {LBFGS + suffix for suffix in suffixes} <= results.keys(),
-            "knn": {KNN + suffix for suffix in suffixes} <= results.keys(),
-            "contrastive": metrics.CONTRAST_LOSS in results
-            and "contrastive" in sampled | set(earlier_names),
-        }
-        may_keep = config.mode == "train_then_eval" and not config.allow_flag_changes
-        bits = [int(may_keep and bool(value)) for value in is_complete.values()]
-        bits = workers.gather_integers(bits, self._strategy).max(0)  # those of the chief
-        names -= set(itertools.compress(is_complete, bits))
-        listed = dict.fromkeys([*earlier_names, *config.eval_protocols])
-        for name in {"", *(sampled & names)}:
-            listed.pop(name, None)
-        record["eval_protocol"] = ",".join(listed)
-        return {**results, "global_step": step, computed_from.KEY: record}, names
+        if {**earlier, "eval_protocol": self._config.eval_protocol} == record:
+            return results
+        return {computed_from.KEY: {"eval_protocol": ""}}
+
+    def _missing_protocols(self, results: dict[str, Any]) -> set[str]:
+        """Returns the protocols to run.
+
+        Only when training that was stopped during its evaluation resumes, protocols whose results
+        are complete are not repeated.
+        """
+        config, names = self._config, self._protocol_names
+        reuses = config.mode == "train_then_eval" and not config.allow_flag_changes
+        done = [int(reuses and self._is_complete(name, results)) for name in names]
+        done = workers.gather_integers(done, self._strategy).max(0)  # those of the chief
+        return {name for name, is_done in zip(names, done) if not is_done}
+
+    def _is_complete(self, protocol: str, results: dict[str, Any]) -> bool:
+        config = self._config
+        if protocol == "linear_head":
+            has_accuracy = LINEAR_TOP_1 in results or MEAN_PRECISION in results
+            return has_accuracy and not config.save_predictions
+        if protocol == "contrastive":
+            earlier = results[computed_from.KEY]["eval_protocol"].split(",")
+            is_sampled = "contrastive" not in config.eval_protocols
+            return metrics.CONTRAST_LOSS in results and (is_sampled or "contrastive" in earlier)
+        suffixes = [*self._encoders]
+        if config.eval_baselines:
+            suffixes += [metrics.UNTRAINED, _RAW]
+        key = {"lbfgs": LBFGS, "knn": KNN}[protocol]
+        return all(f"{key}{suffix}" in results for suffix in suffixes)
 
     def _finite(self, results: dict[str, float], step: int) -> dict[str, float]:
         """Returns the results of a protocol. Raises `UserError` if any of them is NaN or Inf."""
@@ -353,64 +371,6 @@ class Evaluator(contextlib.ExitStack):
         writer = storage.event_writer(self._path("eval"))
         self.callback(writer.close)
         return writer
-
-    def _keep_best(self, step: int, results: dict[str, Any]) -> None:
-        """Saves the weights to model_dir/best if their accuracy is the highest so far."""
-        with contextlib.ExitStack() as stack:
-            if self._is_chief:
-                stack.enter_context(
-                    lock.Lock(results_dir(self._config), name=lock.EXPORT, wait=True)
-                )
-                directory = self._path("best")
-                if not os.path.islink(directory):
-                    checkpoint_files.remove_unfinished(directory)
-            else:  # All workers must take part in saving.
-                directory = stack.enter_context(tempfile.TemporaryDirectory())
-            is_best = self._is_chief and self._is_best(directory, results)
-            if not workers.gather_integers([int(is_best)], self._strategy).any():
-                return
-            self._check()
-            storage.makedirs(directory)
-            write_results(directory, step, results)
-            run_directory.copy_start(self._config.model_dir, directory)
-            trackable = tf.train.Checkpoint(
-                model=self._model, global_step=tf.Variable(step, dtype=tf.int64)
-            )
-            checkpoint_files.save(trackable, directory, step)
-            for other in checkpoint_files.list_steps(directory):
-                if other != step:
-                    checkpoint_files.remove(directory, other)
-            checkpoint_files.prune(directory, step, keep=1)
-
-    def _is_best(self, directory: str, results: dict[str, Any]) -> bool:
-        """Returns whether the weights are better than those in `directory`. If not comparable, logs the reason."""
-        metric = _best_metric(results)
-        saved, reason = checkpoint_files.latest_checkpoint(directory), ""
-        if metric is None:
-            reason = (
-                "the evaluation computed no accuracy, or the checkpoint lacks parts of the model"
-            )
-        elif os.path.islink(directory):  # Pruning would delete checkpoints at the link's target.
-            reason = f"{directory} is a link"
-        elif saved:
-            # result.json may already describe a newer checkpoint, which has not been saved.
-            file = f"{directory}/result_{checkpoint_files.step_from_prefix(saved)}.json"
-            best = storage.read_json(file) or {}
-            changes = computed_from.differences(best, results, with_labels=metric == KNN)
-            if computed_from.KEY not in best:
-                reason = (
-                    f"{file} does not record what it was computed from. Use another --eval_name"
-                )
-            elif changes or _best_metric(best) != metric:
-                reason = (
-                    f"{directory} was chosen by {_best_metric(best)} with other evaluation settings"
-                    f" ({', '.join(changes) or 'eval_protocol'}). Use another --eval_name"
-                )
-            elif results[metric] <= best[metric]:
-                return False
-        if reason:
-            console.log(f"--keep_best: the weights are not kept, because {reason}")
-        return not reason
 
     def _extract(self, function: Callable, split: str, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Applies a compiled function to a split, checks for NaN and Inf, and returns vectors and labels."""
@@ -536,7 +496,7 @@ class Evaluator(contextlib.ExitStack):
         terms, scalars = simclr.over_batch(h, z, labels, self._config)
         return {**terms, **scalars}
 
-    def probe_frozen_encoder(self, step: int) -> dict[str, float]:
+    def frozen_encoder(self, step: int) -> dict[str, float]:
         """Returns the results of `lbfgs` and `knn` on the frozen encoder and, if requested, on the baselines."""
         results = self._probe(self._encoders, step)
         if self._config.eval_baselines:
@@ -588,6 +548,70 @@ class Evaluator(contextlib.ExitStack):
             # Deletes the temporary files before the next features are computed.
             del train_set, test_set
         return results
+
+
+class _BestWeights:
+    """The weights in model_dir/best, whose accuracy is the highest so far (`--keep_best`)."""
+
+    def __init__(self, context: RunContext, model: model_lib.Model):
+        self._context, self._model = context, model
+        self._root = results_dir(context.config)
+        self._directory = os.path.join(self._root, "best")
+
+    def keep(self, step: int, results: dict[str, Any]) -> None:
+        """Saves the weights if their accuracy is higher than that of the weights in the directory."""
+        context, directory = self._context, self._directory
+        with contextlib.ExitStack() as stack:
+            if context.is_chief:
+                stack.enter_context(lock.Lock(self._root, name=lock.EXPORT, wait=True))
+                if not os.path.islink(directory):
+                    checkpoint_files.remove_unfinished(directory)
+            else:  # All workers must take part in saving.
+                directory = stack.enter_context(tempfile.TemporaryDirectory())
+            is_best = context.is_chief and self._is_best(results)
+            if not workers.gather_integers([int(is_best)], context.strategy).any():
+                return
+            context.check_lock()
+            storage.makedirs(directory)
+            write_results(directory, step, results)
+            run_directory.copy_start(context.config.model_dir, directory)
+            step_variable = tf.Variable(step, dtype=tf.int64)
+            trackable = tf.train.Checkpoint(model=self._model, global_step=step_variable)
+            checkpoint_files.save(trackable, directory, step)
+            for other in checkpoint_files.list_steps(directory):
+                if other != step:
+                    checkpoint_files.remove(directory, other)
+            checkpoint_files.prune(directory, step, keep=1)
+
+    def _is_best(self, results: dict[str, Any]) -> bool:
+        """Returns whether the results are better than those in the directory. If not comparable, logs the reason."""
+        metric, directory, reason = _best_metric(results), self._directory, ""
+        saved = checkpoint_files.latest_checkpoint(directory)
+        if metric is None:
+            reason = (
+                "the evaluation computed no accuracy, or the checkpoint lacks parts of the model"
+            )
+        elif os.path.islink(directory):  # Pruning would delete checkpoints at the link's target.
+            reason = f"{directory} is a link"
+        elif saved:
+            # result.json may already describe a newer checkpoint, which has not been saved.
+            file = f"{directory}/result_{checkpoint_files.step_from_prefix(saved)}.json"
+            best = storage.read_json(file) or {}
+            changes = computed_from.differences(best, results, with_labels=metric == KNN)
+            if computed_from.KEY not in best:
+                reason = (
+                    f"{file} does not record what it was computed from. Use another --eval_name"
+                )
+            elif changes or _best_metric(best) != metric:
+                reason = (
+                    f"{directory} was chosen by {_best_metric(best)} with other evaluation settings"
+                    f" ({', '.join(changes) or 'eval_protocol'}). Use another --eval_name"
+                )
+            elif results[metric] <= best[metric]:
+                return False
+        if reason:
+            console.log(f"--keep_best: the weights are not kept, because {reason}")
+        return not reason
 
 
 def _best_metric(results: dict[str, Any]) -> str | None:
@@ -691,71 +715,94 @@ def new_checkpoints(
 
 def _required_parts(config: Config, source: Source) -> tuple[str, ...]:
     """Returns the model parts that the protocols use, named as in `restoring.PARTS`."""
-    names = protocols(config, source)
-    projections = (
-        "contrastive" in names
-        or config.eval_projections
-        or ("linear_head" in names and config.linear_head_on_projections)
-    )
-    return (
-        "encoder",
-        *["projection head"] * projections,
-        *["linear head"] * ("linear_head" in names),
-    )
+    names, parts = protocols(config, source), ["encoder"]
+    uses_head = "linear_head" in names
+    on_projections = uses_head and config.linear_head_on_projections
+    if "contrastive" in names or config.eval_projections or on_projections:
+        parts.append("projection head")
+    if uses_head:
+        parts.append("linear head")
+    return tuple(parts)
+
+
+class _FileEvaluator(contextlib.ExitStack):
+    """Evaluator for weights in files. The model is built for the first file."""
+
+    def __init__(self, context: RunContext, flag: str):
+        """`flag` is the flag whose value is a file or contains it, for error messages."""
+        super().__init__()
+        # Reports too few labels before the first checkpoint is written.
+        source = select_labels(context.config, context.source)
+        self._context, self._flag = context.replace(source=source), flag
+        self._model: model_lib.Model | None = None
+
+    def load(self, path: str) -> restoring.LoadResult:
+        """Loads the weights at `path`."""
+        config, source = self._context.config, self._context.source
+        is_first = self._model is None
+        if is_first:
+            self._model, names = _build_model(self._context, path, self._flag)
+            evaluator = Evaluator(self._context, self._model, f"{self._flag}={path}", names)
+            self._evaluator = self.enter_context(evaluator)
+        parts = _required_parts(config, source)
+        loaded = restoring.load_parts(self._model, path, parts, self._flag)
+        if is_first and self._context.is_chief:
+            console.log_lines(loaded.lines)
+        return loaded
+
+    def evaluate(self, step: int, loaded: restoring.LoadResult) -> dict[str, Any]:
+        """Evaluates the loaded weights, and returns the results."""
+        return self._evaluator.evaluate_and_write(step, not loaded.not_loaded, loaded.file.digest())
+
+    def log(self, title: str, results: dict[str, Any]) -> None:
+        """Logs a table of the results."""
+        if self._context.is_chief:
+            file = os.path.join(results_dir(self._context.config), "result.json")
+            log_results(self._context, title, results, {"results": file})
+
+
+def evaluate_weights(context: RunContext) -> None:
+    """Evaluates the weights of `--checkpoint`."""
+    config = context.config
+    with _FileEvaluator(context, "--checkpoint") as evaluator:
+        loaded = evaluator.load(config.checkpoint)
+        results = evaluator.evaluate(loaded.file.step or 0, loaded)
+        evaluator.log(f"{config.network_name} on {context.source.name}", results)
 
 
 def evaluate_checkpoints(
-    context: RunContext, last_step: int | None, export: Callable[[str, dict[str, float]], object]
+    context: RunContext, last_step: int, export: Callable[[str, dict[str, float]], object]
 ) -> None:
-    """Evaluates the weights of `--checkpoint` once or, if `last_step` is set, checkpoints of the run.
+    """Evaluates checkpoints of the run in `model_dir`.
 
     Starts with the newest checkpoint that can be read or, with `--keep_best` or `--eval_epochs`, with
     all existing ones.
 
     Args:
       context: settings, data and strategy.
-      last_step: last training step of the run in `model_dir`, or None to evaluate `--checkpoint`.
-      export: called after each evaluation of a run with the prefix of the checkpoint and the
-        results, unless the checkpoint lacks parts of the model.
+      last_step: last training step of the run.
+      export: called after each evaluation with the prefix of the checkpoint and the results, unless
+        the checkpoint lacks parts of the model.
     """
-    config, source, is_run = context.config, context.source, last_step is not None
-    all_steps, newest = config.keep_best or config.eval_epochs > 0, -1
-    # Reports too few labels before the first checkpoint is written.
-    context = context.replace(source=select_labels(config, source))
-    flag, paths = "--checkpoint", [config.checkpoint]
-    if is_run:
-        flag = "--model_dir"
-        paths = new_checkpoints(config.model_dir, last_step, config.eval_timeout, all_steps)
-    evaluator = skipped = None
-    with contextlib.ExitStack() as stack:
-        for path in paths:
-            is_first = evaluator is None
-            if is_run and not all_steps and checkpoint_files.step_from_prefix(path) < newest:
+    config, newest, skipped = context.config, -1, None
+    all_steps = config.keep_best or config.eval_epochs > 0
+    with _FileEvaluator(context, "--model_dir") as evaluator:
+        for path in new_checkpoints(config.model_dir, last_step, config.eval_timeout, all_steps):
+            step = checkpoint_files.step_from_prefix(path)
+            if step < newest and not all_steps:
                 continue
             try:
-                if is_first:
-                    model, head_names = _build_model(context, path, flag)
-                    evaluator = Evaluator(context, model, f"{flag}={path}", head_names)
-                    stack.enter_context(evaluator)
-                loaded = restoring.load_parts(model, path, _required_parts(config, source), flag)
-                if is_first and context.is_chief:
-                    console.log_lines(loaded.lines)
-                step = checkpoint_files.step_from_prefix(path) if is_run else loaded.file.step or 0
+                loaded = evaluator.load(path)
                 newest = max(newest, step)
-                results = evaluator.evaluate_and_write(
-                    step, not loaded.not_loaded, loaded.file.digest()
-                )
-                if is_run and context.is_chief and not loaded.not_loaded:
+                results = evaluator.evaluate(step, loaded)
+                if context.is_chief and not loaded.not_loaded:
                     export(path, results)
             except (tf.errors.OpError, UserError) as error:
-                if not is_run or _is_usable(path, error):
+                if _is_usable(path, error):
                     raise
                 skipped = error
                 continue
-            if context.is_chief:
-                file = os.path.join(results_dir(config), "result.json")
-                title = path if is_run else f"{config.network_name} on {source.name}"
-                log_results(context, title, results, {"results": file})
+            evaluator.log(path, results)
     if skipped and newest < 0:
         raise skipped
 

@@ -190,27 +190,27 @@ def evaluate_run(context: RunContext) -> None:
 
     Results of weights that are not the run's are written to a sub-directory.
     """
-    config, last_step, settings = context.config, None, context.recorded.settings
+    config, settings = context.config, context.recorded.settings
     if config.checkpoint in (None, settings.get("checkpoint")):
         last_step = config.train_steps or _count_steps(context)
         context = context.replace(config=config.replace(checkpoint=None))
-    else:
-        if config.keep_best:
-            console.log(
-                "--keep_best has no effect, because only the weights in --checkpoint are evaluated"
-            )
-        file, config = weight_files.open_weights(config.checkpoint), config.replace(keep_best=False)
-        has_run = settings or context.recorded.has_checkpoints
-        if has_run and not run_directory.contains(config.model_dir, file.path):
-            name = config.eval_name or f"other_{file.digest()[:8]}"
-            config = config.replace(eval_name=name)
-            console.log(
-                f"results: {evaluate.results_dir(config)} (the weights in {config.checkpoint} are"
-                f" not those of the run in {config.model_dir})"
-            )
-        context = context.replace(config=config)
-    export = functools.partial(saving.export_to_model_dir, config, evaluate.results_dir(config))
-    evaluate.evaluate_checkpoints(context, last_step, export)
+        directory = evaluate.results_dir(config)
+        export = functools.partial(saving.export_to_model_dir, context.config, directory)
+        evaluate.evaluate_checkpoints(context, last_step, export)
+        return
+    if config.keep_best:
+        console.log(
+            "--keep_best has no effect, because only the weights in --checkpoint are evaluated"
+        )
+    file, config = weight_files.open_weights(config.checkpoint), config.replace(keep_best=False)
+    has_run = settings or context.recorded.has_checkpoints
+    if has_run and not run_directory.contains(config.model_dir, file.path):
+        config = config.replace(eval_name=config.eval_name or f"other_{file.digest()[:8]}")
+        console.log(
+            f"results: {evaluate.results_dir(config)} (the weights in {config.checkpoint} are not"
+            f" those of the run in {config.model_dir})"
+        )
+    evaluate.evaluate_weights(context.replace(config=config))
 
 
 def _count_steps(context: RunContext) -> int:

@@ -99,7 +99,7 @@ def test_a_stopped_evaluation_is_repeated_when_the_run_resumes(
 def test_keep_best_keeps_the_checkpoint_with_the_best_evaluation(tmp_path, monkeypatch):
     accuracies = {2: 0.8, 4: 0.9, 5: 0.7}
     monkeypatch.setattr(
-        evaluate.Evaluator, "probe_frozen_encoder", lambda _, step: {metrics.KNN: accuracies[step]}
+        evaluate.Evaluator, "frozen_encoder", lambda _, step: {metrics.KNN: accuracies[step]}
     )
     settings = dict(mode="train", eval_epochs=1, keep_best=True, lineareval_while_pretraining=False)
     run(tmp_path, **{**SETTINGS, **settings, "linear_head_learning_rate": None})

@@ -1054,7 +1054,7 @@ def test_knn_evaluation_with_a_single_class_is_rejected(tmp_path):
     )
     model = model_lib.build_model(config, 1)
     with rejects("two classes"):
-        evaluate.Evaluator(make_context(config), model).probe_frozen_encoder(1)
+        evaluate.Evaluator(make_context(config), model).frozen_encoder(1)
 
 
 # ------------------------------------------------------------------------------------------------------- replicas
