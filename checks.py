@@ -343,19 +343,12 @@ def _check_memory(context: RunContext) -> None:
     is_impossible = needed > _MAX_MEMORY * total and not context.recorded.has_checkpoints
     limit = total if is_impossible else available
     name = "micro_batch_size" if config.micro_batch_size else "train_batch_size"
-    size, remedies = getattr(config, name) / 2, ["a smaller --image_size"]
-    while size >= max(parts, 2) and size.is_integer():
-        flags = {name: int(size)}
-        if memory.estimate(config.replace(**flags), parts) <= limit:
-            remedies = as_flags(flags) + remedies
-            break
-        size /= 2
-    micro_batches = ", or set --micro_batch_size" * (
-        not (config.use_tpu or config.micro_batch_size)
-    )
+    remedy = f"a smaller --{name} or --image_size"
+    if not (config.use_tpu or config.micro_batch_size):
+        remedy += ", or set --micro_batch_size"
     problem = (
         f"--train_batch_size={config.train_batch_size}: training needs about {needed / 1e9:.1f} GB"
-        f" of memory, but only {limit / 1e9:.1f} GB are available. Use {' or '.join(remedies)}{micro_batches}."
+        f" of memory, but only {limit / 1e9:.1f} GB are available. Use {remedy}."
     )
     if is_impossible:
         raise UserError(problem)

@@ -6,10 +6,8 @@ import datetime
 import io
 import os
 import re
-import select
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import tqdm
 
@@ -31,49 +29,22 @@ def printable_name(name: str) -> str:
     return printable(name).replace("\n", "\\n")
 
 
-class _Console(io.FileIO):
-    """A standard stream that discards its output if writing fails (broken pipe, full disk).
-
-    A program must not lose hours of work because a message cannot be printed.
-    """
-
-    def write(self, data: Any) -> int:
-        """Writes bytes. If an error occurs, discards these bytes and all later output."""
-        try:
-            while (count := super().write(data)) is None:
-                # `write` returns None if the terminal is not ready.
-                select.select([], [self], [])
-            return count
-        except OSError:
-            with open(os.devnull, "wb") as null_device:
-                os.dup2(null_device.fileno(), self.fileno())
-            return len(data)
-
-
 def set_up() -> None:
     """Makes standard output and standard error accept any text, even if they are closed. Call this function first.
 
-    Closed streams are replaced with the null device. Otherwise, the next file opened would reuse
+    Closed descriptors are filled with the null device. Otherwise, the next file opened would reuse
     the descriptor, and native code would write its output to that file. Characters that the
     encoding does not support are printed as escapes.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        stream = getattr(sys, name)  # None if it is closed
-        if stream is not getattr(sys, f"__{name}__"):
-            continue  # Other code, such as pytest's output capturing, has replaced the stream.
-        if stream:
-            stream.flush()
-        console = io.TextIOWrapper(
-            io.BufferedWriter(_Console(descriptor, "wb", closefd=False)),
-            stream.encoding if stream else "utf-8",
-            "backslashreplace",
-            line_buffering=True,
-        )
-        setattr(sys, name, console)
-        setattr(sys, f"__{name}__", console)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # It was closed when Python started.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (open until exit)
+        elif isinstance(stream, io.TextIOWrapper):  # Pytest's capturing replaces the stream.
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
 
 
 def log(text: str) -> None:

@@ -6,22 +6,13 @@ import contextlib
 import faulthandler
 import importlib
 import os
-import subprocess
 import sys
+import tempfile
 import types
 import warnings
 from collections.abc import Iterator
 
 import absl.logging
-
-_LOADED = b"loaded"
-# Copies standard input to standard error, unless it ends with `_LOADED`.
-_KEEPER = f"""
-import sys
-text = sys.stdin.buffer.read()
-if not text.endswith({_LOADED!r}):
-    sys.stderr.buffer.write(b"TensorFlow was not loaded. It printed:\\n" + (text or b"nothing\\n"))
-"""
 
 
 def start() -> None:
@@ -30,8 +21,6 @@ def start() -> None:
     Call this function before the first import of a module that imports TensorFlow.
     """
     set_environment()
-    if not faulthandler.is_enabled():
-        faulthandler.enable(2)  # names the signal if TensorFlow kills the process
     if "tensorflow" not in sys.modules:
         with _showing_output_of_failures():
             import tensorflow  # noqa: F401
@@ -47,25 +36,25 @@ def _showing_output_of_failures() -> Iterator[None]:
     """Returns a context manager that prints what TensorFlow writes to standard error only if it cannot be loaded.
 
     TensorFlow 2.21 prints five lines while its libraries are loaded, before it reads any setting of
-    its log level. A child process keeps them, because this process may be killed by a signal, such
-    as SIGABRT after a failed check in a library. The child ends when this process closes the pipe.
+    its log level.
     """
     sys.stderr.flush()
-    stderr = os.dup(2)
-    # In its own session, the child does not receive the Ctrl-C of a terminal.
-    command = [sys.executable, "-I", "-S", "-c", _KEEPER]
-    keeper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    os.dup2(keeper.stdin.fileno(), 2)
-    outcome = _LOADED
-    try:
-        yield
-    except Exception:
-        outcome = b""
-        raise
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        keeper.communicate(outcome)
+    stderr, has_handler = os.dup(2), faulthandler.is_enabled()
+    if not has_handler:
+        faulthandler.enable(stderr)  # names the signal if a library kills the process
+    with tempfile.TemporaryFile() as printed:
+        os.dup2(printed.fileno(), 2)
+        try:
+            yield
+        except Exception:
+            printed.seek(0)
+            os.write(stderr, b"TensorFlow was not loaded. It printed:\n" + printed.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            if not has_handler:
+                faulthandler.enable(2)
+            os.close(stderr)
 
 
 def set_environment() -> None:
