@@ -10,7 +10,8 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -53,7 +54,7 @@ def before_connecting(config: Config) -> None:
             "--use_tpu: one process controls a TPU of any size, but TF_CONFIG lists multiple"
             " workers. Unset TF_CONFIG."
         )
-    if config.mode == "eval":
+    if not config.trains:
         raise UserError(
             "--mode=eval: this mode runs in one process only. Start one process, without TF_CONFIG"
             " and --cluster, or use --mode=train_then_eval, which evaluates on all workers."
@@ -84,7 +85,7 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     Raises:
       UserError: the network is incompatible with other settings.
     """
-    network, is_eval = dict(recorded.network), config.mode == "eval"
+    network, is_eval = dict(recorded.network), not config.trains
     if network.get("stem") == "auto" and "image_size" in network:
         network["stem"] = Config(image_size=network["image_size"]).stem_name
     # A linear head is not adopted, because it requires labels in the data set. Fine-tuning trains a
@@ -134,6 +135,16 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
     return config.replace(**changes), lines
 
 
+class Inputs(NamedTuple):
+    """What the settings of a run depend on; see `complete`."""
+
+    source: Source
+    given: Collection[str]
+    recorded: Recorded
+    new_seed: int
+    replicas: int
+
+
 def complete(
     config: Config,
     source: Source,
@@ -158,26 +169,42 @@ def complete(
     Raises:
       UserError: the seed of a run with checkpoints is unknown.
     """
-    is_eval, settings, lines, changes = config.mode == "eval", recorded.settings, [], {}
+    inputs, lines = Inputs(source, given, recorded, new_seed, replicas), []
+    for stage in stages(config).complete:
+        config, new_lines = stage(config, inputs)
+        lines += new_lines
+    return config, lines
+
+
+def _training_splits(config: Config, inputs: Inputs) -> tuple[Config, list[str]]:
+    config, lines = _choose_splits(config, inputs)
+    before = inputs.recorded.settings.get("train_split", config.train_split)
+    return config if "train_split" in inputs.given else config.replace(train_split=before), lines
+
+
+def _evaluation_splits(config: Config, inputs: Inputs) -> tuple[Config, list[str]]:
+    source, given, recorded, lines = inputs.source, {*inputs.given}, inputs.recorded, []
     # A run without evaluation may have recorded the default of `eval_split`, which may not exist.
-    if (
-        is_eval
-        and "dataset" not in given
-        and "eval_split" in recorded.network
-        and (config.eval_split != Config.eval_split or config.eval_split in source.split_names)
-    ):
-        given = {*given, "train_split", "eval_split"}
-    if is_eval and "dataset" in given and source.split_names == ["train"]:
+    exists = config.eval_split != Config.eval_split or config.eval_split in source.split_names
+    if "dataset" not in given:
+        if "eval_split" in recorded.network and exists:
+            given |= {"train_split", "eval_split"}
+    elif source.split_names == ["train"] and "eval_split" not in given:
         # The images of another data set need not be divided if nothing is trained on them.
         is_own = recorded.trained_on == computed_from.source_digest(source)
-        if not (is_own or uses_train_split(config) or "eval_split" in given):
-            given, config = {*given, "eval_split"}, config.replace(eval_split="train")
+        if not (is_own or uses_train_split(config)):
+            given, config = given | {"eval_split"}, config.replace(eval_split="train")
             lines.append(f"eval_split: train (all images of {source.name})")
+    config, more_lines = _choose_splits(config, inputs._replace(given=given))
+    return config, lines + more_lines
+
+
+def _choose_splits(config: Config, inputs: Inputs) -> tuple[Config, list[str]]:
+    """Replaces splits that do not exist; see `datasets.choose_splits`."""
+    source, given, settings, lines = inputs.source, inputs.given, inputs.recorded.settings, []
     train_split, eval_split = datasets.choose_splits(
-        source, config.train_split, config.eval_split, given, hold_out=config.mode != "train"
+        source, config.train_split, config.eval_split, given, hold_out=config.evaluates_last_step
     )
-    if not is_eval and "train_split" not in given:
-        train_split = settings.get("train_split", train_split)
     held_out = [pair[1] for pair in datasets.HELD_OUT_SPLITS]
     if eval_split in held_out and "eval_split" not in given:
         if settings.get("eval_split") in held_out:  # Images may have been added since the start.
@@ -188,51 +215,107 @@ def complete(
         )
     elif eval_split != config.eval_split and config.evaluates:
         lines.append(f"eval_split: {eval_split} ({source.name} has no {config.eval_split} split)")
-    changes.update(train_split=train_split, eval_split=eval_split)
-    has_length = is_eval and (config.train_steps or config.checkpoint)
-    if not has_length and 0 in (config.train_batch_size, config.train_epochs):
-        count = datasets.check_split(source, "train_split", train_split)
-        if config.needs_labels:
-            # For multi-label data, the counts are those of labels rather than of labeled images.
-            counts = {} if source.multi_label else source.class_counts(train_split)
-            count = sum(counts.values()) or count
-            count = max(int(count * config.label_fraction), 1)
-        power = 2 ** int(math.log2(max(count // 4, 1)))
-        batch = min(math.ceil(min(max(power, 32), 512) / replicas), count // replicas) * replicas
-        batch = config.train_batch_size or settings.get("train_batch_size") or max(batch, 2)
-        changes["train_batch_size"] = batch
-        epochs = max(100, math.ceil(MIN_SEEN_IMAGES / count))
-        changes["train_epochs"] = config.train_epochs or settings.get("train_epochs") or epochs
-        lines.append(
-            f"train_batch_size: {batch}"
-            + f", train_epochs: {changes['train_epochs']}" * (not config.train_steps)
-            + f" (for {count:,} training images)"
+    return config.replace(train_split=train_split, eval_split=eval_split), lines
+
+
+def _evaluation_length(config: Config, inputs: Inputs) -> tuple[Config, list[str]]:
+    has_length = config.train_steps or config.checkpoint
+    return (config, []) if has_length else _length(config, inputs)
+
+
+def _length(config: Config, inputs: Inputs) -> tuple[Config, list[str]]:
+    """Derives the batch size and the number of epochs from the number of images if they are 0."""
+    if 0 not in (config.train_batch_size, config.train_epochs):
+        return config, []
+    source, replicas, settings = inputs.source, inputs.replicas, inputs.recorded.settings
+    count = datasets.check_split(source, "train_split", config.train_split)
+    if config.needs_labels:
+        # For multi-label data, the counts are those of labels rather than of labeled images.
+        counts = {} if source.multi_label else source.class_counts(config.train_split)
+        count = sum(counts.values()) or count
+        count = max(int(count * config.label_fraction), 1)
+    power = 2 ** int(math.log2(max(count // 4, 1)))
+    batch = min(math.ceil(min(max(power, 32), 512) / replicas), count // replicas) * replicas
+    batch = config.train_batch_size or settings.get("train_batch_size") or max(batch, 2)
+    epochs = max(100, math.ceil(MIN_SEEN_IMAGES / count))
+    epochs = config.train_epochs or settings.get("train_epochs") or epochs
+    line = f"train_batch_size: {batch}"
+    if not config.train_steps:
+        line += f", train_epochs: {epochs}"
+    line += f" (for {count:,} training images)"
+    return config.replace(train_batch_size=batch, train_epochs=epochs), [line]
+
+
+def _training_head(config: Config, inputs: Inputs) -> tuple[Config, list[str]]:
+    """Disables the linear head if there are no labels. A resumed run keeps its linear head."""
+    if not config.pretraining:
+        return config, []
+    source, split = inputs.source, config.train_split
+    reason = _reason_for_no_head(config, source)
+    has_head = _recorded_head(inputs.recorded)
+    if not reason and not (has_head and inputs.recorded.has_checkpoints):
+        datasets.check_split(source, "train_split", split)
+        if not source.has_labels(split):
+            reason = f"no labels were found in {split} of {source.name}"
+    return _without_head(config, reason)
+
+
+def _evaluation_head(config: Config, inputs: Inputs) -> tuple[Config, list[str]]:
+    """Disables the linear head if there are no labels, or if the run has none."""
+    recorded, reason = inputs.recorded, _reason_for_no_head(config, inputs.source)
+    is_own_run = config.checkpoint in (None, recorded.settings.get("checkpoint"))
+    if not reason and is_own_run and _recorded_head(recorded) is False:
+        reason = "the run has none"
+    return _without_head(config, reason)
+
+
+def _reason_for_no_head(config: Config, source: Source) -> str | None:
+    if not config.lineareval_while_pretraining:
+        return "--nolineareval_while_pretraining"
+    return f"{source.name} has no labels" if source.num_classes is None else None
+
+
+def _recorded_head(recorded: Recorded) -> bool | None:
+    """Returns whether a pretraining run has a linear head, or None if it is not recorded."""
+    is_known = recorded.settings.get("train_mode") == "pretrain"
+    return recorded.settings.get("lineareval_while_pretraining") if is_known else None
+
+
+def _without_head(config: Config, reason: str | None) -> tuple[Config, list[str]]:
+    if not (config.pretraining and reason):
+        return config, []
+    changes = dict(linear_head_learning_rate=None, zero_init_logits_layer=False)
+    config = config.replace(lineareval_while_pretraining=False, **changes)
+    return config, [f"linear head: off ({reason})"]
+
+
+def _white_level(config: Config, inputs: Inputs) -> tuple[Config, list[str]]:
+    if config.white_level != "auto":
+        return config, []
+    # A resumed run keeps its value.
+    white_level = inputs.recorded.settings.get("white_level")
+    white_level = white_level or image_checks.find_white_level(inputs.source, config.train_split)
+    line = f"white_level: {white_level or 'not used, because the images have 8 bits'}"
+    return config.replace(white_level=white_level), [line]
+
+
+def _training_seed(config: Config, inputs: Inputs) -> tuple[Config, list[str]]:
+    recorded, seed = inputs.recorded, config.seed
+    if seed is None:
+        seed = recorded.settings.get("seed")
+    if seed is None and recorded.has_checkpoints:
+        raise UserError(
+            f"--model_dir={config.model_dir}: the directory contains checkpoints, but no flags.json"
+            " that specifies the seed. Set --seed."
         )
-    config = config.replace(**changes)
-    if config.pretraining and (reason := _reason_for_no_linear_head(config, source, recorded)):
-        lines.append(f"linear head: off ({reason})")
-        config = config.replace(
-            lineareval_while_pretraining=False,
-            linear_head_learning_rate=None,
-            zero_init_logits_layer=False,
-        )
-    if config.white_level == "auto":
-        # A resumed run keeps its value.
-        white_level = settings.get("white_level") or image_checks.find_white_level(
-            source, config.train_split
-        )
-        config = config.replace(white_level=white_level)
-        lines.append(f"white_level: {white_level or 'not used, because the images have 8 bits'}")
+    return config.replace(seed=inputs.new_seed if seed is None else seed), []
+
+
+def _evaluation_seed(config: Config, inputs: Inputs) -> tuple[Config, list[str]]:
+    """Evaluations use the seed of the run, or a fixed one, which makes them repeatable."""
     if config.seed is None:
-        seed = settings.get("seed")
-        if seed is None and not is_eval and recorded.has_checkpoints:
-            raise UserError(
-                f"--model_dir={config.model_dir}: the directory contains checkpoints, but no"
-                " flags.json that specifies the seed. Set --seed."
-            )
-        # Evaluations use a fixed seed, which makes them repeatable.
-        config = config.replace(seed=(0 if is_eval else new_seed) if seed is None else seed)
-    return config, lines
+        config = config.replace(seed=inputs.recorded.settings.get("seed") or 0)
+    return config, []
 
 
 def adopt_classes(config: Config, source: Source, recorded: Recorded) -> list[str]:
@@ -276,48 +359,37 @@ def adopt_classes(config: Config, source: Source, recorded: Recorded) -> list[st
     return [f"labels: not used, because {problem}"] * has_labels
 
 
-def _reason_for_no_linear_head(config: Config, source: Source, recorded: Recorded) -> str | None:
-    """Returns the reason why pretraining has no linear head, or None if it has one."""
-    if not config.lineareval_while_pretraining:
-        return "--nolineareval_while_pretraining"
-    if source.num_classes is None:
-        return f"{source.name} has no labels"
-    settings = recorded.settings
-    has_head = (
-        settings.get("lineareval_while_pretraining")
-        if settings.get("train_mode") == "pretrain"
-        else None
-    )
-    if config.mode == "eval":
-        is_own_run = config.checkpoint in (None, settings.get("checkpoint"))
-        return "the run has none" if is_own_run and has_head is False else None
-    if has_head and recorded.has_checkpoints:
-        return None  # A resumed run keeps its linear head.
-    datasets.check_split(source, "train_split", config.train_split)
-    if source.has_labels(config.train_split):
-        return None
-    return f"no labels were found in {config.train_split} of {source.name}"
-
-
 def check(context: RunContext) -> None:
     """Checks that data, replicas, devices, paths and the run to resume match the settings."""
-    config, source, recorded = context.config, context.source, context.recorded
-    check_data(context)
-    _check_labels(config, source)
+    for stage in stages(context.config).check:
+        stage(context)
+
+
+def _check_folder(context: RunContext) -> None:
+    model_dir, source = context.config.model_dir, context.source
     if isinstance(source, FileSource) and os.path.realpath(source.root) == os.path.realpath(
-        config.model_dir
+        model_dir
     ):
         raise UserError(
-            f"--model_dir={config.model_dir}: this directory is also the image folder, so a resumed"
-            " run would use its own views.png as a training image. Choose another directory."
+            f"--model_dir={model_dir}: this directory is also the image folder, so a resumed run"
+            " would use its own views.png as a training image. Choose another directory."
         )
-    devices.check_precision(config.precision, config.use_tpu)
-    if config.mode == "eval":
-        return
-    if config.jit_compile:
+
+
+def _check_devices(context: RunContext) -> None:
+    devices.check_precision(context.config.precision, context.config.use_tpu)
+
+
+def _check_compilation(context: RunContext) -> None:
+    if context.config.jit_compile:
         devices.check_jit_compile(context.strategy)
+
+
+def _check_start(context: RunContext) -> None:
+    """Checks the run to resume or the initial weights, and that `model_dir` can be written to."""
+    config, recorded = context.config, context.recorded
     if recorded.has_checkpoints:
-        _check_resumed(config, source, recorded)
+        _check_resumed(config, context.source, recorded)
     elif config.checkpoint:
         weight_files.locate(config.checkpoint)
     elif config.train_mode == "finetune":
@@ -326,7 +398,6 @@ def check(context: RunContext) -> None:
         )
     if context.is_chief:
         run_directory.check_writable(config.model_dir)
-    _check_memory(context)
 
 
 def _check_memory(context: RunContext) -> None:
@@ -360,32 +431,37 @@ def check_data(context: RunContext) -> None:
     config, source = context.config, context.source
     if uses_train_split(config):
         datasets.check_split(source, "train_split", config.train_split)
-    if (
-        config.mode == "train"
-        and config.eval_epochs
-        and config.eval_split == Config.eval_split
-        and source.split_names == ["train"]
-    ):
-        raise UserError(
-            f"--eval_epochs={config.eval_epochs}: {source.name} has only a train split. Use"
-            " --mode=train_then_eval, which holds out some of its images, or set --train_split and"
-            " --eval_split."
-        )
     if config.evaluates:
-        datasets.check_split(source, "eval_split", config.eval_split)
-    trains, replicas = config.mode != "eval", context.strategy.num_replicas_in_sync
-    for flag in ("eval_batch_size", *(("train_batch_size", "micro_batch_size") if trains else ())):
-        size = getattr(config, flag)
-        if size % replicas:
+        if (
+            not config.evaluates_last_step
+            and config.eval_split == Config.eval_split
+            and source.split_names == ["train"]
+        ):
             raise UserError(
-                f"--{flag}={size}: the value must be divisible by the number of replicas"
-                f" ({replicas}). Use {max(round(size / replicas), 1) * replicas}."
+                f"--eval_epochs={config.eval_epochs}: {source.name} has only a train split. Use"
+                " --mode=train_then_eval, which holds out some of its images, or set --train_split"
+                " and --eval_split."
             )
-    examples = source.num_examples(config.train_split) if trains else math.inf
-    if config.train_batch_size > examples:
+        datasets.check_split(source, "eval_split", config.eval_split)
+    _check_divisible(context, "eval_batch_size")
+    if config.trains:
+        _check_divisible(context, "train_batch_size")
+        _check_divisible(context, "micro_batch_size")
+        examples = source.num_examples(config.train_split)
+        replicas = context.strategy.num_replicas_in_sync
+        if config.train_batch_size > examples:
+            raise UserError(
+                f"--train_batch_size={config.train_batch_size}: --train_split={config.train_split}"
+                f" has only {examples} examples. Use at most {examples // replicas * replicas}."
+            )
+
+
+def _check_divisible(context: RunContext, flag: str) -> None:
+    size, replicas = getattr(context.config, flag), context.strategy.num_replicas_in_sync
+    if size % replicas:
         raise UserError(
-            f"--train_batch_size={config.train_batch_size}: --train_split={config.train_split} has"
-            f" only {examples} examples. Use at most {examples // replicas * replicas}."
+            f"--{flag}={size}: the value must be divisible by the number of replicas ({replicas})."
+            f" Use {max(round(size / replicas), 1) * replicas}."
         )
 
 
@@ -393,7 +469,7 @@ def uses_train_split(config: Config) -> bool:
     """Returns whether training or an evaluation protocol reads the training split."""
     # `knn` may replace the head.
     probes = {"lbfgs", "knn"} & set(config.eval_protocols) or not config.has_linear_head
-    return bool(config.mode != "eval" or config.label_fraction < 1 or probes)
+    return bool(config.trains or config.label_fraction < 1 or probes)
 
 
 def count_trained_examples(context: RunContext) -> int:
@@ -401,9 +477,10 @@ def count_trained_examples(context: RunContext) -> int:
     config, source, recorded = context.config, context.source, context.recorded
     if not config.evaluates:
         return 0
+    splits = []
     # Without labels, `contrastive` is the only protocol, which trains nothing.
-    is_unlabeled = config.mode == "eval" and source.num_classes is None
-    splits = [config.train_split] if uses_train_split(config) and not is_unlabeled else []
+    if uses_train_split(config) and (config.trains or source.num_classes is not None):
+        splits.append(config.train_split)
     splits += weights_split(source, recorded.trained_on, recorded.network.get("train_split"))
     initial = recorded.initial_weights or {}
     splits += weights_split(source, initial.get("trained_on"), initial.get("train_split"))
@@ -431,10 +508,12 @@ def count_overlap(source: Source, flag: str, split: str, training_splits: list[s
     return count
 
 
-def _check_labels(config: Config, source: Source) -> None:
+def _check_labels(context: RunContext) -> None:
     """Checks that the data has the labels that training and evaluation need."""
-    names = set(evaluate.protocols(config, source)) if config.mode != "train" else set()
-    if config.mode != "eval" and config.eval_epochs and not config.pretraining:
+    config, source, names = context.config, context.source, set()
+    if config.evaluates_last_step:
+        names.update(evaluate.protocols(config, source))
+    if config.trains and config.eval_epochs and not config.pretraining:
         names.add("linear_head")
     probes = {"lbfgs", "knn"} & names
     trains_on_labels = config.trains_on_labels
@@ -462,8 +541,9 @@ def _check_labels(config: Config, source: Source) -> None:
             " example, which this flag does not support. Remove the flag."
         )
     problem = f"no labels were found in this split of {source.name}"
-    uses_train_labels = trains_on_labels and config.mode != "eval" or probes
-    if uses_train_labels and not source.has_labels(config.train_split):
+    if (probes or (config.trains and trains_on_labels)) and not source.has_labels(
+        config.train_split
+    ):
         raise UserError(f"--train_split={config.train_split}: {problem}. Use a split with labels.")
     if (probes or "linear_head" in names) and not source.has_labels(config.eval_split):
         other = "--mode=train without --eval_epochs"
@@ -471,7 +551,7 @@ def _check_labels(config: Config, source: Source) -> None:
         raise UserError(
             f"--eval_split={config.eval_split}: {problem}. Use a split with labels, or {other}."
         )
-    if probes or (config.mode != "eval" and ("linear_head" in names or config.eval_epochs)):
+    if probes or (config.trains and ("linear_head" in names or config.eval_epochs)):
         train, evaluation = (
             [name for name, count in source.class_counts(split).items() if count]
             for split in (config.train_split, config.eval_split)
@@ -557,9 +637,18 @@ def check_agreement(context: RunContext) -> None:
 
 def advice(context: RunContext) -> list[str]:
     """Returns one line for each problem with the classes, and for each training setting that is probably unsuitable."""
-    config, source, lines = context.config, context.source, []
-    splits = [config.train_split] * uses_train_split(config)
-    for split in dict.fromkeys(splits + [config.eval_split] * config.evaluates):
+    lines: list[str] = []
+    for stage in stages(context.config).advise:
+        lines += stage(context.config, context.source)
+    return lines
+
+
+def _advise_on_classes(config: Config, source: Source) -> list[str]:
+    lines, splits = [], []
+    if uses_train_split(config):
+        splits.append(config.train_split)
+    evaluated = [config.eval_split] if config.evaluates else []
+    for split in dict.fromkeys(splits + evaluated):
         counts = source.class_counts(split)
         missing = [name for name, number in counts.items() if not number]
         few = [f"{name} {number}" for name, number in counts.items() if 0 < number < _FEW_IMAGES]
@@ -573,8 +662,11 @@ def advice(context: RunContext) -> list[str]:
                 f"{split} has fewer than {_FEW_IMAGES} images of {len(few)} of {len(counts)} classes"
                 f" ({console.join_first(few)}), which is hardly enough to learn them"
             )
-    if config.mode == "eval":
-        return lines
+    return lines
+
+
+def _advise_on_training(config: Config, source: Source) -> list[str]:
+    lines = []
     count = source.num_examples(config.train_split)
     steps = model_lib.count_steps(config, count)
     is_short = steps.train * config.train_batch_size < MIN_SEEN_IMAGES and count < _SMALL_FOLDER
@@ -614,6 +706,11 @@ def advice(context: RunContext) -> list[str]:
             f"--train_batch_size={config.train_batch_size}: each image is compared with few others."
             f" Use at least {_SMALL_BATCH}, with --micro_batch_size if memory is short."
         )
+    return lines
+
+
+def _advise_on_images(config: Config, source: Source) -> list[str]:
+    lines = []
     side, aspect, chroma = _sample_images(config, source)
     if config.evaluates and aspect > 2 and config.eval_resize == "crop":
         lines.append(
@@ -655,3 +752,45 @@ def _sample_images(config: Config, source: Source) -> tuple[float, float, float]
     except tf.errors.OpError:  # Training reports images that cannot be read.
         return math.inf, 1, math.inf
     return np.median(sides), np.median(np.divide(longer, sides)), max(chroma)
+
+
+# --------------------------------------------------------------------------------------------------- stages
+
+
+class Stages(NamedTuple):
+    """The subjects of `complete`, `check` and `advice`, in order."""
+
+    complete: tuple[Callable[[Config, Inputs], tuple[Config, list[str]]], ...]
+    check: tuple[Callable[[RunContext], None], ...]
+    advise: tuple[Callable[[Config, Source], list[str]], ...]
+
+
+TRAINING = Stages(
+    complete=(_training_splits, _length, _training_head, _white_level, _training_seed),
+    check=(
+        check_data,
+        _check_labels,
+        _check_folder,
+        _check_devices,
+        _check_compilation,
+        _check_start,
+        _check_memory,
+    ),
+    advise=(_advise_on_classes, _advise_on_training, _advise_on_images),
+)
+EVALUATION = Stages(
+    complete=(
+        _evaluation_splits,
+        _evaluation_length,
+        _evaluation_head,
+        _white_level,
+        _evaluation_seed,
+    ),
+    check=(check_data, _check_labels, _check_folder, _check_devices),
+    advise=(_advise_on_classes,),
+)
+
+
+def stages(config: Config) -> Stages:
+    """Returns the stages of a run that trains, or of an evaluation."""
+    return TRAINING if config.trains else EVALUATION

@@ -1052,9 +1052,19 @@ class Config:
         return self.image_size <= 32 if self.stem == "auto" else self.stem == "cifar"
 
     @property
+    def trains(self) -> bool:
+        """Returns whether this run trains."""
+        return self.mode != "eval"
+
+    @property
+    def evaluates_last_step(self) -> bool:
+        """Returns whether this run evaluates weights with `eval_protocol`, rather than only during training."""
+        return self.mode != "train"
+
+    @property
     def evaluates(self) -> bool:
         """Returns whether this run evaluates any weights."""
-        return self.mode != "train" or self.eval_epochs > 0
+        return self.evaluates_last_step or self.eval_epochs > 0
 
     @property
     def eval_protocols(self) -> tuple[str, ...]:
