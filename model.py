@@ -191,14 +191,12 @@ class Model(keras.Model):
     @property
     def endpoint_names(self) -> list[str]:
         """Names of this model's SavedModel outputs."""
-        names = [
-            "initial_conv",
-            "initial_max_pool",
-            *(f"block_group{i}" for i, _ in enumerate(self.resnet_model.block_groups, 1)),
-            "final_avg_pool",
-        ]
-        names += ["proj_head_input", "proj_head_output"] if self.num_proj_layers else []
-        return names + (["logits_sup"] if self.supervised_head is not None else [])
+        names = [*self.resnet_model.endpoint_names]
+        if self.num_proj_layers:
+            names += ["proj_head_input", "proj_head_output"]
+        if self.supervised_head is not None:
+            names.append("logits_sup")
+        return names
 
     def freeze(self, fine_tune_after_block: int) -> None:
         """Freezes the layers that fine-tuning does not train.

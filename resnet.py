@@ -370,6 +370,12 @@ class ResNet(keras.layers.Layer):
             for group, count in enumerate(blocks)
         ]
 
+    @property
+    def endpoint_names(self) -> list[str]:
+        """Names of the endpoints, in the order in which they are computed."""
+        groups = [f"block_group{index}" for index, _ in enumerate(self.block_groups, 1)]
+        return ["initial_conv", "initial_max_pool", *groups, "final_avg_pool"]
+
     def freeze_up_to(self, block: int) -> None:
         """Freezes the weights and statistics of the stem and of block groups 1 to `block`."""
         for layer in filter(None, self.initial_conv_relu_max_pool + self.block_groups[:block]):
