@@ -356,7 +356,7 @@ def adopt_classes(config: Config, source: Source, recorded: Recorded) -> list[st
             " teacher's classes."
         )
     source.drop_labels(names)
-    return [f"labels: not used, because {problem}"] * has_labels
+    return [f"labels: not used, because {problem}"] if has_labels else []
 
 
 def check(context: RunContext) -> None:

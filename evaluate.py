@@ -656,11 +656,11 @@ def wait_for_run(model_dir: str, timeout: float, only_if_locked: bool) -> None:
     if not (timeout or only_if_locked or tf.io.gfile.exists(model_dir)):
         parent, name = os.path.split(model_dir.rstrip("/"))
         names = tf.io.gfile.listdir(parent or ".") if tf.io.gfile.exists(parent or ".") else []
-        similar = difflib.get_close_matches(name, names, 1)
+        problem = f"--model_dir={model_dir}: the directory does not exist."
+        for similar in difflib.get_close_matches(name, names, 1):
+            problem += f" Did you mean {os.path.join(parent, similar)}?"
         raise UserError(
-            f"--model_dir={model_dir}: the directory does not exist."
-            + f" Did you mean {os.path.join(parent, *similar)}?" * len(similar)
-            + " Correct the path, or set --eval_timeout to wait for a training run."
+            f"{problem} Correct the path, or set --eval_timeout to wait for a training run."
         )
     seconds_waited, is_logged = progress.stopwatch(), False
     while not run_directory.read_flags(model_dir) and not checkpoint_files.list_steps(model_dir):
@@ -842,11 +842,9 @@ def log_results(
 ) -> None:
     """Logs a table of the results and of other values, and a warning if training did not improve the results."""
     head, has_trained_images = context.config.head_name, context.trained_examples > 0
-    rows: list[tuple[str, object] | None] = [
-        *metrics.result_rows(results, head, has_trained_images)
-    ]
-    rows += [*[None] * bool(rows), *others.items()]
-    console.log(console.format_table(title, rows))
+    rows = metrics.result_rows(results, head, has_trained_images)
+    rule = [None] if rows else []
+    console.log(console.format_table(title, [*rows, *rule, *others.items()]))
     reasons = [] if has_trained_images else metrics.reasons_for_no_progress(results, head)
     if reasons:
         console.log(

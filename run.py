@@ -50,7 +50,7 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
         context = prepare(config, given, strategy, stop)
         first = _evaluated_first(context.config)
         stack.enter_context(image_checks.naming_unusable(context.source, first))
-        if config.mode == "eval":
+        if not config.trains:
             evaluate_run(_prepare_source(context))
             return
         if context.is_chief:
@@ -88,11 +88,11 @@ def prepare(
         # The name of a new run depends only on the given settings, so the run is found even if its
         # initial checkpoint was deleted.
         named = config
-        if config.mode == "eval":
+        if not config.trains:
             named, _ = checks.adopt(config, given, inspection.read_recorded(config))
         config = config.replace(model_dir=named.default_model_dir())
         console.log(f"model_dir: {config.model_dir} (the same command resumes this run)")
-    if config.mode == "eval":
+    if not config.trains:
         # A run that starts from the same --checkpoint may be about to write its settings.
         evaluate.wait_for_run(
             config.model_dir, config.eval_timeout, only_if_locked=config.checkpoint is not None
@@ -132,7 +132,7 @@ def train_and_evaluate(context: RunContext, elapsed: Callable[[], float]) -> Non
 
 def _evaluated_first(config: config_lib.Config) -> Callable[[FileSource], list[str]]:
     """Returns a function that lists all images of a source, those of the evaluation split first."""
-    splits = [config.eval_split] * config.evaluates + ["all"]
+    splits = [config.eval_split, "all"] if config.evaluates else ["all"]
     return lambda source: [path for split in splits for path in source.labeled_paths(split)[0]]
 
 
@@ -143,7 +143,7 @@ def _prepare_source(context: RunContext) -> RunContext:
     If distillation uses labels, those outside the fraction are hidden.
     Returns the context with the number of evaluated images that were also used for training.
     """
-    config, source, trains = context.config, context.source, context.config.mode != "eval"
+    config, source = context.config, context.source
     image_checks.check_images(config, source, context.strategy)
     if config.needs_labels and checks.uses_train_split(config):
         source.drop_unlabeled(config.train_split)
@@ -155,18 +155,18 @@ def _prepare_source(context: RunContext) -> RunContext:
     if not context.is_chief:
         return context
     console.log(f"device: {devices.describe(context.strategy)}")
-    splits = [(config.train_split, "training")] * trains
-    splits += [(config.eval_split, "evaluation")] * config.evaluates
-    counts = ", ".join(
-        f"{source.num_examples(split):,} images for {purpose} ({split})"
-        for split, purpose in splits
-    )
-    classes = source.class_counts(splits[0][0]) if splits else {}
-    names = [f"{name} {count}" for name, count in classes.items()]
-    console.log(
-        f"data: {source.name}, {counts}, {source.num_classes or 'no'} classes"
-        f"{': ' * bool(names)}{console.join_first(names)}"
-    )
+    splits = {}
+    if config.trains:
+        splits["training"] = config.train_split
+    if config.evaluates:
+        splits["evaluation"] = config.eval_split
+    line = f"data: {source.name}"
+    for purpose, split in splits.items():
+        line += f", {source.num_examples(split):,} images for {purpose} ({split})"
+    line += f", {source.num_classes or 'no'} classes"
+    if classes := source.class_counts([*splits.values()][0]):
+        line += ": " + console.join_first([f"{name} {count}" for name, count in classes.items()])
+    console.log(line)
     for line in checks.advice(context):
         console.log(f"warning: {line}")
     return context

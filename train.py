@@ -14,7 +14,7 @@ import tf_keras as keras
 
 import data
 import evaluate
-import metrics
+import metrics as metrics_lib
 import model as model_lib
 import simclr
 from checkpoints import (
@@ -234,7 +234,7 @@ def make_run_steps(step: TrainStep) -> Callable:
 
     def one_step(batch):
         if step.config.micro_batch_size:
-            results = micro_batches.train_step(step, batch)
+            results = micro_batches.MicroBatches(step)(batch)
         else:
             results = strategy.run(compiled, args=batch)
         # All replicas return the same scalars.
@@ -301,10 +301,11 @@ def build_training_state(context: RunContext, directory: str) -> TrainingState:
         state = TrainingState(model, optimizer, directory, config.keep_checkpoint_max)
         restored = state.restore_newest(config.model_dir, context.strategy)
         if restored is not None:
-            is_finished = state.step >= model_lib.count_steps(config, num_examples).train
-            flag = "train_steps" if config.train_steps else "train_epochs"
-            hint = f"; the run is finished (to train longer, increase --{flag})"
-            console.log(f"resumed at step {state.step} from {restored}{hint * is_finished}")
+            line = f"resumed at step {state.step} from {restored}"
+            if state.step >= model_lib.count_steps(config, num_examples).train:
+                flag = "train_steps" if config.train_steps else "train_epochs"
+                line += f"; the run is finished (to train longer, increase --{flag})"
+            console.log(line)
             state.initial_weights = context.recorded.initial_weights
         else:
             state.initial_weights = _initialize_weights(context, model)
@@ -537,7 +538,7 @@ class _Evaluations(contextlib.ExitStack):
             self._evaluator = self.enter_context(evaluator)
         results = self._evaluator.evaluate_and_write(step)
         if self._context.is_chief:
-            console.log(f"evaluation at step {step}: {', '.join(metrics.short_texts(results))}")
+            console.log(f"evaluation at step {step}: {', '.join(metrics_lib.short_texts(results))}")
         self._log.add_results(step, results)
 
 

@@ -96,8 +96,9 @@ def test_all_micro_batches_use_the_same_program():
     model, optimizer = replica_worker.build(config)
     step = RecordingStep(model, optimizer, config, ONE)
     batch = tf.nest.map_structure(tf.constant, replica_worker.batch_of(config))
-    tf.function(micro_batches.train_step, autograph=False).get_concrete_function(step, batch)
-    function, args = calls["add_gradients"]
+    micro_step = micro_batches.MicroBatches(step)
+    tf.function(lambda: micro_step(batch), autograph=False).get_concrete_function()
+    function, args = calls["_add_gradients"]
     batch, gradients, _, sums = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), args)
     second_pass = tf.function(function, jit_compile=True, autograph=False)
     programs = [
