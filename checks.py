@@ -552,26 +552,31 @@ def _check_labels(context: RunContext) -> None:
             f"--eval_split={config.eval_split}: {problem}. Use a split with labels, or {other}."
         )
     if probes or (config.trains and ("linear_head" in names or config.eval_epochs)):
-        train, evaluation = (
-            [name for name, count in source.class_counts(split).items() if count]
-            for split in (config.train_split, config.eval_split)
-        )
-        if len(train) == 1 and evaluation:
-            raise UserError(
-                f"--train_split={config.train_split}: all images with a label are of the class"
-                f" {train[0]}, so the accuracy would be meaningless. Use a split with several classes."
-            )
-        if train and evaluation and not set(train) & set(evaluation):
-            raise UserError(
-                f"--eval_split={config.eval_split}: none of its classes"
-                f" ({console.join_first(evaluation)}) is in --train_split={config.train_split}"
-                f" ({console.join_first(train)}). Use splits with the same classes."
-            )
+        _check_classes(config, source)
     if source.multi_label and probes:
         raise UserError(
             f"--eval_protocol={config.eval_protocol}: lbfgs and knn require one label per example,"
             f" but {source.name} has multiple labels per example. Use linear_head, or `python -m"
             " transfer linear`."
+        )
+
+
+def _check_classes(config: Config, source: Source) -> None:
+    """Checks that there are several classes, and that the splits have some of them in common."""
+    train, evaluation = (
+        [name for name, count in source.class_counts(split).items() if count]
+        for split in (config.train_split, config.eval_split)
+    )
+    if len(train) == 1 and evaluation:
+        raise UserError(
+            f"--train_split={config.train_split}: all images with a label are of the class"
+            f" {train[0]}, so the accuracy would be meaningless. Use a split with several classes."
+        )
+    if train and evaluation and not set(train) & set(evaluation):
+        raise UserError(
+            f"--eval_split={config.eval_split}: none of its classes"
+            f" ({console.join_first(evaluation)}) is in --train_split={config.train_split}"
+            f" ({console.join_first(train)}). Use splits with the same classes."
         )
 
 

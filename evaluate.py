@@ -265,35 +265,14 @@ class Evaluator(contextlib.ExitStack):
         )
         results = self._read_results(step, record)
         missing = self._missing_protocols(results)
-        # The results contain those of earlier protocols.
-        listed = [
-            *results[computed_from.KEY]["eval_protocol"].split(","),
-            *self._config.eval_protocols,
-        ]
-        sampled = {"contrastive"} & missing - set(self._config.eval_protocols)
-        record["eval_protocol"] = ",".join(
-            name for name in dict.fromkeys(listed) if name and name not in sampled
-        )
+        record["eval_protocol"] = self._protocols_of_results(results, missing)
         results.update({"global_step": step, computed_from.KEY: record})
         if complete:
-            decay = model_lib.add_weight_decay(
-                self._model, self._config.weight_decay, self._config.optimizer
-            )
+            config = self._config
+            decay = model_lib.add_weight_decay(self._model, config.weight_decay, config.optimizer)
             results[REGULARIZATION] = float(decay)
-        subset = ""
-        if self._config.label_fraction < 1:
-            subset = f", {self._source.num_examples(self._config.train_split):,} labels"
-        protocols_by_names = {
-            ("linear_head",): (self._config.head_name, self.linear_head),
-            ("contrastive",): ("contrastive loss", self.contrastive),
-            ("lbfgs", "knn"): (f"frozen encoder{subset}", self.frozen_encoder),
-        }
         try:
-            for names, (description, protocol) in protocols_by_names.items():
-                if missing.intersection(names):
-                    if self._is_chief:
-                        console.log(f"evaluating step {step}: {description}")
-                    results.update(self._finite(protocol(step), step))
+            self._run_protocols(step, missing, results)
         except BaseException:
             path = self._path(f"result_{step}.json")
             has_results = results.keys() - {"global_step", computed_from.KEY, REGULARIZATION}
@@ -315,6 +294,21 @@ class Evaluator(contextlib.ExitStack):
             best.keep(step, own_results if complete else {})
         return results
 
+    def _run_protocols(self, step: int, missing: set[str], results: dict[str, Any]) -> None:
+        """Runs the missing protocols, and adds their results to `results`."""
+        config, subset = self._config, ""
+        if config.label_fraction < 1:
+            subset = f", {self._source.num_examples(config.train_split):,} labels"
+        for names, description, protocol in (
+            ({"linear_head"}, config.head_name, self.linear_head),
+            ({"contrastive"}, "contrastive loss", self.contrastive),
+            ({"lbfgs", "knn"}, f"frozen encoder{subset}", self.frozen_encoder),
+        ):
+            if names & missing:
+                if self._is_chief:
+                    console.log(f"evaluating step {step}: {description}")
+                results.update(self._finite(protocol(step), step))
+
     def _path(self, name: str) -> str:
         """Returns the path of a file or directory with results."""
         return os.path.join(results_dir(self._config), name)
@@ -328,6 +322,13 @@ class Evaluator(contextlib.ExitStack):
         if {**earlier, "eval_protocol": self._config.eval_protocol} == record:
             return results
         return {computed_from.KEY: {"eval_protocol": ""}}
+
+    def _protocols_of_results(self, results: dict[str, Any], missing: set[str]) -> str:
+        """Returns the names of earlier protocols and of those in `eval_protocol`, for the record."""
+        earlier = results[computed_from.KEY]["eval_protocol"].split(",")
+        sampled = {"contrastive"} & missing - set(self._config.eval_protocols)
+        names = dict.fromkeys([*earlier, *self._config.eval_protocols])
+        return ",".join(name for name in names if name and name not in sampled)
 
     def _missing_protocols(self, results: dict[str, Any]) -> set[str]:
         """Returns the protocols to run.

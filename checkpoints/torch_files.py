@@ -104,10 +104,43 @@ def _encoder_tensors(
       layer1.0 has an identity shortcut. In this case, the tensors of the shortcut are not in the
       file, and `reader` computes them.
     """
+    settings, deep_stem = _count(location, names, shapes)
+    expected = {
+        torch_names.torch_name(key, deep_stem): (key, shape)
+        for key, shape in architecture.encoder_shapes(*settings).items()
+    }
+    missing = expected.keys() - names
+    # Stock ResNet-18 and ResNet-34 have an identity shortcut in layer1.0. This program has a
+    # convolution there.
+    shortcut = {name for name in expected if name.startswith(_IDENTITY_SHORTCUT)}
+    has_identity = not settings[0] and shortcut <= missing
+    if has_identity:
+        missing -= shortcut
+    for problem, unusual in (
+        ("is missing", missing),
+        ("is not supported", names - expected.keys()),
+    ):
+        if unusual:
+            raise UserError(f"{location}: {min(unusual)} {problem}. {_REMEDY}")
+    for name in sorted(names):
+        shape = torch_names.shape_to_torch(expected[name][1])
+        if shapes[name] != shape:
+            raise UserError(
+                f"{location}: {name} has shape {list(shapes[name])} instead of {list(shape)}."
+                " Grouped convolutions (ResNeXt) and torchvision's wide ResNets are not supported."
+                f" {_REMEDY}"
+            )
+    return expected, has_identity
+
+
+def _count(
+    location: str, names: set[str], shapes: dict[str, tuple[int, ...]]
+) -> tuple[tuple, bool]:
+    """Returns the arguments of `architecture.encoder_shapes`, and whether the stem is that of ResNet-D."""
     # Networks with selective kernels have ResNet-D's shortcuts.
     has_kernels = "layer1.0.downsample.2.weight" in names
     deep_stem = "conv1.0.weight" in names and has_kernels
-    conv1 = f"conv1{'.0' * deep_stem}.weight"
+    conv1 = "conv1.0.weight" if deep_stem else "conv1.weight"
     if len(shapes.get(conv1, ())) != 4:
         raise UserError(
             f"{location}: the file does not contain a ResNet (no tensor conv1.weight with four"
@@ -141,34 +174,7 @@ def _encoder_tensors(
         ratio("layer4.0.se.fc1.weight"),
     )
     cifar_stem = kernel_size == 3 and not deep_stem
-    expected = {
-        torch_names.torch_name(key, deep_stem): (key, shape)
-        for key, shape in architecture.encoder_shapes(
-            *structure, width // 64, cifar_stem, *ratios
-        ).items()
-    }
-    missing = expected.keys() - names
-    # Stock ResNet-18 and ResNet-34 have an identity shortcut in layer1.0. This program has a
-    # convolution there.
-    shortcut = {name for name in expected if name.startswith(_IDENTITY_SHORTCUT)}
-    has_identity = not structure[0] and shortcut <= missing
-    if has_identity:
-        missing -= shortcut
-    for problem, unusual in (
-        ("is missing", missing),
-        ("is not supported", names - expected.keys()),
-    ):
-        if unusual:
-            raise UserError(f"{location}: {min(unusual)} {problem}. {_REMEDY}")
-    for name in sorted(names):
-        shape = torch_names.shape_to_torch(expected[name][1])
-        if shapes[name] != shape:
-            raise UserError(
-                f"{location}: {name} has shape {list(shapes[name])} instead of {list(shape)}."
-                " Grouped convolutions (ResNeXt) and torchvision's wide ResNets are not supported."
-                f" {_REMEDY}"
-            )
-    return expected, has_identity
+    return (*structure, width // 64, cifar_stem, *ratios), deep_stem
 
 
 def _replaced_tensor(name: str, channels: int) -> np.ndarray:

@@ -256,13 +256,7 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
             prefix, torch_files.FORMAT, **vars(torch_files.read_contents(prefix, flag))
         )
     try:
-        size = 0
-        directory, base = os.path.split(prefix)
-        for name in tf.io.gfile.listdir(directory or "."):
-            if name.startswith((f"{base}.index", f"{base}.data-")):
-                if not storage.is_file(os.path.join(directory, name)):
-                    raise ValueError(f"{name} is not a regular file")
-                size += tf.io.gfile.stat(os.path.join(directory, name)).length
+        size = _size(prefix)
         reader = tf.train.load_checkpoint(prefix)
         shapes = {key: tuple(shape) for key, shape in reader.get_variable_to_shape_map().items()}
         dtypes = reader.get_variable_to_dtype_map()
@@ -286,17 +280,16 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
             " model/resnet_model/... or base_model/...; first keys:"
             f" {', '.join(sorted(shapes)[:3])}). Use the checkpoint of a SimCLR network."
         )
+    parts = (architecture.ENCODER, architecture.PROJECTION_HEAD, architecture.LINEAR_HEAD)
     for name, key in tensors.items():
-        if not dtypes[key].is_floating:
+        if name.startswith(parts) and not dtypes[key].is_floating:
             raise UserError(
                 f"{flag}={path}: {name} in {prefix} has type {dtypes[key].name}, not a"
                 " floating-point type. Use the checkpoint of a SimCLR network."
             )
-    file_format = (
-        f"SavedModel{' (TF1 names)' if version == 'TF1' else ''}"
-        if saved_model
-        else f"{version} checkpoint"
-    )
+    file_format = f"{version} checkpoint"
+    if saved_model:
+        file_format = "SavedModel (TF1 names)" if version == "TF1" else "SavedModel"
     file = WeightFile(
         prefix,
         file_format,
@@ -308,6 +301,18 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
         ),
     )
     return dataclasses.replace(file, class_names=_read_class_names(file))
+
+
+def _size(prefix: str) -> int:
+    """Returns the number of bytes of a checkpoint's files. Raises ValueError if one is not a regular file."""
+    size, (directory, base) = 0, os.path.split(prefix)
+    for name in tf.io.gfile.listdir(directory or "."):
+        path = os.path.join(directory, name)
+        if name.startswith((f"{base}.index", f"{base}.data-")):
+            if not storage.is_file(path):
+                raise ValueError(f"{name} is not a regular file")
+            size += tf.io.gfile.stat(path).length
+    return size
 
 
 def _read_class_names(file: WeightFile) -> list[str] | None:
