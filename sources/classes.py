@@ -39,16 +39,12 @@ def differences(
       label: description of the object with the classes `names`, such as "the data set".
       other_label: description of the object with the classes `other_names`.
     """
-    clauses = [
-        _only_in(names or [], other_names or [], label),
-        _only_in(other_names or [], names or [], other_label),
-    ]
+    names, other_names = names or [], other_names or []
+    clauses = []
+    for place, own, others in ((label, names, other_names), (other_label, other_names, names)):
+        if only := [name for name in own if name not in others]:
+            clauses.append(f"only in {place}: {console.join_first(only, limit=3)}")
     return (
-        "; ".join(filter(None, clauses))
+        "; ".join(clauses)
         or f"{label} and {other_label} have the same classes in a different order"
     )
-
-
-def _only_in(names: list[str], other_names: list[str], label: str) -> str:
-    only = [name for name in names if name not in set(other_names)]
-    return f"only in {label}: {console.join_first(only, limit=3)}" if only else ""

@@ -50,10 +50,10 @@ def open_source(
         )
     else:
         source = TfdsSource(dataset, data_dir, may_prepare, image_key, label_key)
-    has_one_class = source.num_classes == 1 and not source.multi_label
-    if has_one_class and labels:
+    if labels and source.num_classes == 1 and not source.multi_label:
         console.log(f"no labels: {source.name} has only one class ({source.class_names[0]})")
-    if has_one_class or not labels:
+        labels = False
+    if not labels:
         source.drop_labels()
     return source
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -21,22 +19,6 @@ from sources.indexed import IndexedSource, has_label
 _KEY_BITS = 62
 
 
-@dataclasses.dataclass(frozen=True)
-class Files:
-    """The images of a split.
-
-    Attributes:
-      paths: n paths, relative to the root of the data set.
-      labels: int64 [n], or [n, classes] (see `Source.multi_label`).
-      groups: n names of groups, or None. Images of the same group, such as those of one patient, are
-        not divided between slices of a split.
-    """
-
-    paths: Sequence[str]
-    labels: np.ndarray
-    groups: Sequence[str] | None = None
-
-
 class FileSource(IndexedSource):
     """Image files with paths relative to a directory.
 
@@ -52,39 +34,43 @@ class FileSource(IndexedSource):
         self,
         name: str,
         root: str,
-        splits: dict[str, Files],
+        splits: Sequence[str],
+        paths: Sequence[str],
+        labels: np.ndarray,
+        groups: Sequence[str] | None,
         class_names: list[str] | None,
-        multi_label: bool = False,
     ):
-        """Creates a source from the paths of the image files.
+        """Creates a source from the paths of n image files.
 
         Args:
           name: value of `--dataset`.
           root: the directory to which paths are relative.
-          splits: dict mapping split names to images.
+          splits: n names of splits.
+          paths: n paths, relative to the root of the data set.
+          labels: int64 [n], or [n, classes] (see `Source.multi_label`).
+          groups: n names of groups, or None. Images of the same group, such as those of one patient,
+            are not divided between slices of a split.
           class_names: class names in label order; None if images have no labels.
-          multi_label: see `Source`.
         """
         self.root, self._all_classes = root, class_names
         self._prefix = os.fsencode(os.path.join(root, ""))
-        self._has_groups = any(files.groups is not None for files in splits.values())
-        self._keys, self._groups, self._all_labels, ordered = {}, {}, {}, {}
-        for split, files in splits.items():
-            # Arrays of bytes require less memory than lists, or arrays of strings.
-            encoded = np.array([*map(os.fsencode, files.paths)], "S")
-            keys = np.array([*map(_hash, files.paths)], np.int64)
-            groups = keys if files.groups is None else np.array([*map(_hash, files.groups)])
-            order = np.lexsort((keys, groups))
-            self._keys[split], self._groups[split] = keys[order], groups[order]
-            ordered[split] = (encoded[order], files.labels[order])
-            self._all_labels[split] = ordered[split][1]
+        self._has_groups = groups is not None
+        # Arrays of bytes require less memory than lists, or arrays of strings.
+        encoded = np.array([*map(os.fsencode, paths)], "S")
+        keys = np.array([*map(_hash, paths)], np.int64)
+        hashes = keys if groups is None else np.array([*map(_hash, groups)])
+        order = np.lexsort((keys, hashes))
+        self._keys, self._groups, self._all_labels, ordered, members = {}, {}, {}, {}, {}
+        ordered_splits = np.asarray(splits)[order]
+        for split in set(splits):
+            rows = order[ordered_splits == split]
+            self._keys[split], self._groups[split] = keys[rows], hashes[rows]
+            self._all_labels[split] = labels[rows]
+            ordered[split] = encoded[rows], labels[rows]
+            members[split] = {groups[row] for row in rows} if groups else set()
         super().__init__(name, ordered, class_names, self._load_file)
-        self.multi_label, self._excluded = multi_label, np.array([], "S")
-        self._report_shared_groups(splits)
-
-    def _report_shared_groups(self, splits: dict[str, Files]) -> None:
-        members = {split: set(files.groups or ()) for split, files in splits.items()}
-        for first, second in itertools.combinations(sorted(members), 2):
+        self.multi_label, self._excluded = labels.ndim == 2, np.array([], "S")
+        for first, second in itertools.combinations(self.split_names, 2):
             if shared := members[first] & members[second]:
                 console.log(
                     f"warning: groups in both {first} and {second} ({len(shared)}):"
@@ -115,12 +101,12 @@ class FileSource(IndexedSource):
 
     def labeled_paths(self, split: str = "all") -> tuple[list[str], np.ndarray]:
         """Returns the paths and labels (int64 [n]) of the images in a split. Excluded files are omitted."""
-        _, paths, labels, _ = self._select(split)
+        paths, labels = self._select(split)[1:3]
         return self._absolute(paths), labels
 
     def labeled_names(self, split: str) -> np.ndarray:
         """Returns the relative paths of the labeled images in a split, an array of strings."""
-        _, paths, labels, _ = self._select(split)
+        paths, labels = self._select(split)[1:3]
         return np.array([*map(os.fsdecode, paths[has_label(labels)].tolist())])
 
     def exclude(self, paths: Iterable[str]) -> None:
@@ -134,11 +120,13 @@ class FileSource(IndexedSource):
         for name, rows in self._rows(split):
             paths, labels = self._splits[name]
             included = ~np.isin(paths[rows], self._excluded)
-            columns = self._keys[name], paths, labels, self._groups[name]
+            columns = [self._keys[name], paths, labels]
+            if self._has_groups:
+                columns.append(self._groups[name])
             yield [column[rows][included] for column in columns]
 
     def _rows(self, split: str) -> Iterable[tuple[str, slice]]:
-        """Yields (split name, row slice) for each term of `split`. Raises ValueError if a term is invalid."""
+        """Yields (split name, row slice) for each term of `split`. Raises ValueError or KeyError if one is invalid."""
         for term in self.split_names if split == "all" else split.split("+"):
             if (name := term.strip()) in self._splits:
                 yield name, slice(None)
@@ -146,29 +134,25 @@ class FileSource(IndexedSource):
             import tensorflow_datasets as tfds  # Imported here because the import is slow.
 
             spec = tfds.core.ReadInstruction.from_spec(name)
-            if spec.split_name not in self._splits or spec.unit == "shard":
-                raise ValueError(
-                    f"{term} is not a valid slice of a split. Specify its bounds as numbers of"
-                    " images or as percentages"
-                )
             rows = (
-                self._row(spec.split_name, boundary, spec.unit == "%")
+                self._row(spec.split_name, boundary, spec.unit)
                 for boundary in (spec.from_, spec.to)
             )
             yield spec.split_name, slice(*rows)
 
-    def _row(self, split: str, boundary: int | None, is_percent: bool) -> int | None:
+    def _row(self, split: str, boundary: int | None, unit: str) -> int | None:
         """Returns the row index for `boundary`: a number of images or a percentage, negative to count from the end."""
         if boundary is None:
             return None
         groups = self._groups[split]
-        row = boundary + (100 if is_percent else len(groups)) * (boundary < 0)
-        if is_percent:
+        size = {"%": 100, "abs": len(groups)}[unit]  # Slices in shards are not supported.
+        row = boundary + size if boundary < 0 else boundary
+        if unit == "%":
             return int(np.searchsorted(groups, round(row * 2**_KEY_BITS / 100)))
-        if not 0 <= row <= len(groups):
-            raise ValueError(f"{split} has {len(groups)} images")
-        if 0 < row < len(groups) and groups[row - 1] == groups[row]:
-            end = int(np.searchsorted(groups, groups[row], "right"))
+        if not 0 <= row <= size:
+            raise ValueError(f"{split} has {size} images")
+        if 0 < row < size and groups[row - 1] == groups[row]:
+            end = np.searchsorted(groups, groups[row], "right")
             raise UserError(
                 f"{split}[:{boundary}]: this boundary divides a group of images. Use {end}, or a"
                 " percentage."
@@ -177,21 +161,10 @@ class FileSource(IndexedSource):
 
     def largest_values(self, split: str, limit: int) -> tuple[float, float]:
         """See `Source`."""
-
-        def read(path):
-            try:
-                with image_files.checked_content(path) as content:
-                    return image_files.largest_values(content, self.conversion)
-            except image_files.UnusableImage:  # `check_images` reports the image.
-                return 0.0, 0.0
-
         paths = self.labeled_paths(split)[0][:limit]
-        with contextlib.closing(image_files.map_paths(read, paths)) as values:
-            return max(progress.track(values, "reading the largest pixel values", len(paths)))
-
-    def groups(self, split: str) -> np.ndarray | None:
-        """Returns the group of each image, int64 [n], or None if images have no groups."""
-        return self._select(split)[3] if self._has_groups else None
+        read = functools.partial(image_files.largest_values, conversion=self.conversion)
+        values = image_files.map_paths(read, paths)
+        return max(progress.track(values, "reading the largest pixel values", len(paths)))
 
     def describe_data(self) -> dict:
         """See `Source`. `files` is a hash of paths and sizes and, for a list, of labels and groups."""
@@ -200,8 +173,9 @@ class FileSource(IndexedSource):
             name = os.fsencode(path).removeprefix(self._prefix)
             digest.update(name + f"\0{None if size < 0 else size}\n".encode())
         kind = self.name.partition(":")[0]
-        for split in self.split_names * (kind == "list"):
-            digest.update(self._all_labels[split].tobytes() + self._groups[split].tobytes())
+        if kind == "list":
+            for split in self.split_names:
+                digest.update(self._all_labels[split].tobytes() + self._groups[split].tobytes())
         return dict(
             super().describe_data(), name=kind, classes=self._all_classes, files=digest.hexdigest()
         )

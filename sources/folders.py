@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from runtime import console
 from runtime.errors import UserError
 from runtime.paths import check_folder
 from sources import classes, image_files, layout, tfds_source
-from sources.files import Files, FileSource
+from sources.files import FileSource
 
 
 def folder_source(path: str, labels: bool = True, group_pattern: str | None = None) -> FileSource:
@@ -50,24 +51,23 @@ def folder_source(path: str, labels: bool = True, group_pattern: str | None = No
     if found.runs:
         console.log(f"ignored run directories: {console.join_first(found.runs)}")
     if others:
-        needs_heif = not {".heic", ".heif"}.isdisjoint(found.others)
-        heif = " (HEIC images require: pip install pillow-heif)" * needs_heif
-        console.log(f"ignored files that are not images: {others}{heif}")
+        if {".heic", ".heif"} & found.others.keys():
+            others += " (HEIC images require: pip install pillow-heif)"
+        console.log(f"ignored files that are not images: {others}")
     class_names = layout.class_names(splits)
-    paths = {split: [*itertools.chain(*images.values())] for split, images in splits.items()}
-    groups = iter(find_groups([*itertools.chain(*paths.values())], group_pattern) or ())
-    files = {}
-    for split, images in splits.items():
-        labels_of_classes = np.array(classes.indices_of(images, class_names), np.int64)
-        files[split] = Files(
-            paths[split],
-            np.repeat(labels_of_classes, [*map(len, images.values())]),
-            [*itertools.islice(groups, len(paths[split]))] or None,
-        )
-    return FileSource(name, root, files, class_names or None)
+    rows = [
+        (split, path, class_name)
+        for split, images in splits.items()
+        for class_name, paths in images.items()
+        for path in paths
+    ]
+    names_of_splits, paths, names = zip(*rows)
+    numbers = np.array(classes.indices_of(names, class_names))
+    groups = find_groups(paths, group_pattern)
+    return FileSource(name, root, names_of_splits, paths, numbers, groups, class_names or None)
 
 
-def find_groups(paths: list[str], pattern: str | None) -> list[str] | None:
+def find_groups(paths: Sequence[str], pattern: str | None) -> list[str] | None:
     """Returns the groups of images: what `--group_pattern` matches in their paths.
 
     This is the first capturing group of the pattern if there is one, and otherwise the whole match.
@@ -78,8 +78,9 @@ def find_groups(paths: list[str], pattern: str | None) -> list[str] | None:
     """
     if pattern is None:
         return None
-    matches = [re.search(pattern, path) for path in paths]
-    groups = [match[min(match.re.groups, 1)] if match else None for match in matches]
+    groups: list[Any] = [
+        (match := re.search(pattern, path)) and match[min(match.re.groups, 1)] for path in paths
+    ]
     others = [path for path, group in zip(paths, groups) if group is None]
     if len(set(groups)) == 1:
         problem = f"all images are in the group {groups[0]}, so none can be held out"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -37,27 +38,27 @@ def check_images(
     """
     if not isinstance(source, FileSource):
         return
-    is_chief = strategy is None or devices.is_chief(strategy)
+    strategy = strategy or tf.distribute.get_strategy()
+    is_chief = devices.is_chief(strategy)
     text = json.dumps(_find_unusable(config, source)) if is_chief else ""
-    unusable = json.loads(text if strategy is None else workers.broadcast(text, strategy))
+    unusable = json.loads(workers.broadcast(text, strategy))
     if not unusable:
         return
     num_images = len(source.paths())
     problem = f"{len(unusable)} of {num_images} images cannot be used: {_join(source, unusable)}"
     stops = config.corrupt_images == "error"
     if stops or len(unusable) == num_images:
-        raise UserError(
-            f"--dataset={config.dataset}: {problem}. Fix or remove them"
-            f"{', or skip them with --corrupt_images=skip' * stops}."
-        )
+        skip = ", or skip them with --corrupt_images=skip" if stops else ""
+        raise UserError(f"--dataset={config.dataset}: {problem}. Fix or remove them{skip}.")
     source.exclude(unusable)
     if is_chief:
         console.log(f"skipped: {problem}")
 
 
-def _join(source: FileSource, unusable: dict[str, str]) -> str:
+def _join(source: FileSource, notes: dict[str, str]) -> str:
+    """Returns the first paths, relative to the root of the data set, each with its note."""
     return console.join_first(
-        [f"{os.path.relpath(path, source.root)} ({reason})" for path, reason in unusable.items()]
+        [f"{os.path.relpath(path, source.root)} ({note})" for path, note in notes.items()]
     )
 
 
@@ -67,26 +68,25 @@ def _find_unusable(config: Config, source: FileSource) -> dict[str, str]:
     The result is kept in the user's cache directory and reused until a file changes. Only unusable
     files are checked again, because a missing package may have been installed.
     """
-    paths, conversion = source.paths(), source.conversion
-    inputs = f"{_VERSION} {conversion} {source.files_digest()}"
+    paths = source.paths()
+    decode = functools.partial(image_files.why_unusable, conversion=source.conversion)
+    decodes_all = len(paths) <= _MANY_IMAGES or config.corrupt_images == "skip"
+    inputs = f"{_VERSION} {decodes_all} {source.conversion} {source.files_digest()}"
     cache = os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
         "simclr-tf2",
         f"images_{hashlib.sha256(inputs.encode()).hexdigest()[:32]}.json",
     )
-    decodes_all = len(paths) <= _MANY_IMAGES or config.corrupt_images == "skip"
     with contextlib.suppress(UserError):  # An unreadable file is rewritten.
-        result = storage.read_json(cache)
-        if result and (result["decoded"] or not decodes_all):
-            return image_files.find_unusable(
-                [*result["unusable"]], lambda path: image_files.why_unusable(path, conversion)
-            )
+        unusable = storage.read_json(cache)
+        if unusable is not None:
+            return image_files.find_unusable([*unusable], decode)
     sample = set(paths if decodes_all else source.labeled_paths()[0][:_MAX_SAMPLE])
 
     def check(path):
         if path not in sample and image_files.looks_complete(path):
             return None
-        return image_files.why_unusable(path, conversion)
+        return decode(path)
 
     unusable = image_files.find_unusable(paths, check)
     if not decodes_all:
@@ -95,7 +95,7 @@ def _find_unusable(config: Config, source: FileSource) -> dict[str, str]:
             " others are checked when they are read (--corrupt_images=skip decodes all images first)"
         )
     with contextlib.suppress(UserError, OSError):  # The home directory may be read-only.
-        storage.write_json(cache, dict(unusable=unusable, decoded=decodes_all))
+        storage.write_json(cache, unusable)
     return unusable
 
 
@@ -110,14 +110,12 @@ def describe_pages(config: Config, source: Source) -> list[str]:
     if not isinstance(source, FileSource):
         return []
     paths = source.labeled_paths(config.train_split)[0]
-    paged = [path for path in paths if path.lower().endswith(image_files.PAGED_SUFFIXES)]
-    counts = zip(paged, image_files.map_paths(image_files.count_pages, paged[:_MAX_SAMPLE]))
-    names = [
-        f"{os.path.relpath(path, source.root)} ({count})" for path, count in counts if count > 1
-    ]
-    return [
-        f"only the first page or frame of {len(names)} images is used: {console.join_first(names)}"
-    ] * bool(names)
+    paths = [path for path in paths if path.lower().endswith(image_files.PAGED_SUFFIXES)]
+    counts = zip(paths, image_files.map_paths(image_files.count_pages, paths[:_MAX_SAMPLE]))
+    paged = {path: str(count) for path, count in counts if count > 1}
+    if not paged:
+        return []
+    return [f"only the first page or frame of {len(paged)} images is used: {_join(source, paged)}"]
 
 
 def describe_values(config: Config, source: Source) -> list[str]:
@@ -152,16 +150,13 @@ def naming_unusable(
         if not isinstance(source, FileSource) or "GetNext" not in str(error):
             raise
         console.log(f"searching for the image that could not be read ({first_line(error)})")
-
-        def check(path):
-            return path, image_files.why_unusable(path, source.conversion)
-
-        with contextlib.closing(image_files.map_paths(check, paths(source))) as checks:
-            unusable = next(((path, reason) for path, reason in checks if reason), None)
-        if unusable is None:
-            raise
-        raise UserError(
-            f"--dataset={source.name}: an image cannot be used: {_join(source, dict([unusable]))}."
-            f"{save()} Fix or remove the image, or set --corrupt_images=skip, and run the same"
-            " command again."
-        ) from error
+        decode = functools.partial(image_files.why_unusable, conversion=source.conversion)
+        names = paths(source)
+        for name, reason in zip(names, image_files.map_paths(decode, names)):
+            if reason:
+                raise UserError(
+                    f"--dataset={source.name}: an image cannot be used:"
+                    f" {_join(source, {name: reason})}.{save()} Fix or remove the image, or set"
+                    " --corrupt_images=skip, and run the same command again."
+                ) from error
+        raise

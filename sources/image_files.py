@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 import tifffile
-from PIL import ExifTags, Image, ImageOps, PngImagePlugin, TiffImagePlugin
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
 from config import DEFAULT_CONVERSION, Conversion
 from runtime import progress
@@ -56,18 +56,15 @@ _JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers of segments 
 # First two bytes of a file -> marker that its last `_END_BYTES` bytes contain.
 _END_MARKERS, _END_BYTES = {b"\xff\xd8": b"\xff\xd9", b"\x89P": b"IEND"}, 64
 _TIFF = b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"  # first bytes
-# Archivers and file systems create these folders.
 # Formats of which only the first page or frame is used.
 PAGED_SUFFIXES = (".tif", ".tiff", ".gif", ".webp", ".apng")
-_IGNORED_FOLDERS = ("__MACOSX", "@eaDir", "lost+found")
+# Archivers and file systems create these folders.
+_IGNORED_NAMES = ("__MACOSX", "@eaDir", "lost+found")
 # Files and images that exceed these sizes are read and decoded one at a time, under
 # `_large_image_lock`.
 _LARGE_BYTES, _LARGE_PIXELS = 2**24, 2**24
 _large_image_lock = threading.RLock()
 _BATCH = 256  # number of files that are submitted to the threads at a time
-# Maximum encoded size of a pixel (four uncompressed 16-bit channels), and an allowance for
-# metadata.
-_BYTES_PER_PIXEL, _METADATA_BYTES = 8, 2**24
 
 
 class UnusableImage(Exception):
@@ -85,13 +82,13 @@ class Folder:
       path: path relative to the directory where the search started.
       images: sorted names of the image files in the directory.
       folders: sub-folders with images at any depth, sorted by name.
-      empty: sorted names of the sub-folders without images.
+      empty: sub-folders without images, sorted by name.
     """
 
     path: str
     images: list[str]
     folders: list[Folder]
-    empty: list[str]
+    empty: list[Folder]
 
     @property
     def name(self) -> str:
@@ -122,8 +119,8 @@ class Search:
 
 
 def is_image_name(name: str) -> bool:
-    """Returns whether a file name has the suffix of a supported format and is not hidden."""
-    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
+    """Returns whether a file name has the suffix of a supported format."""
+    return name.lower().endswith(IMAGE_SUFFIXES)
 
 
 def _is_run_directory(names: Collection[str]) -> bool:
@@ -156,6 +153,8 @@ def search(root: str | os.PathLike[str]) -> Search:
         try:
             with os.scandir(directory) as entries:
                 for entry in entries:
+                    if entry.name.startswith(".") or entry.name in _IGNORED_NAMES:
+                        continue
                     # The targets of links to images are not examined, because this would take long.
                     is_folder = entry.is_dir(follow_symlinks=not is_image_name(entry.name))
                     (children if is_folder else files).append(entry.name)
@@ -168,21 +167,15 @@ def search(root: str | os.PathLike[str]) -> Search:
         others.update(
             os.path.splitext(name)[1].lower() or "no suffix"
             for name in set(files).difference(images)
-            if not name.startswith(".")
         )
         folders, empty = [], []
         for name in sorted(children):
-            if name.startswith(".") or name in _IGNORED_FOLDERS:
-                continue
-            folder = visit(os.path.join(path, name))
-            if folder and (folder.images or folder.folders):
-                folders.append(folder)
-            elif folder:
-                empty.append(name)
+            if folder := visit(os.path.join(path, name)):
+                (folders if folder.images or folder.folders else empty).append(folder)
         return Folder(path, images, folders, empty)
 
     folder = visit("")
-    return Search(folder, dict(others.most_common()), sorted(runs))
+    return Search(folder, dict(others.most_common()), runs)
 
 
 def find_images(folder: str | os.PathLike[str]) -> list[str]:
@@ -224,7 +217,19 @@ def load(path: tf.Tensor, conversion: Conversion = DEFAULT_CONVERSION) -> tf.Ten
     )
 
 
-def convert(content: bytes, conversion: Conversion = DEFAULT_CONVERSION) -> bytes:
+@contextlib.contextmanager
+def _explaining_errors() -> Iterator[None]:
+    """Returns a context manager, or a decorator, that raises `UnusableImage` instead of the errors of libraries."""
+    try:
+        yield
+    except (UnusableImage, MemoryError):
+        raise
+    except Exception as error:  # The libraries raise exceptions of many types for corrupt files.
+        raise UnusableImage(_reason(error)) from error
+
+
+@_explaining_errors()
+def convert(content: bytes, conversion: Conversion) -> bytes:
     """Converts the content of an image file to a format that TensorFlow can decode.
 
     Returns JPEG and PNG files unchanged, unless they have more than 8 bits or transparent pixels, or
@@ -235,73 +240,65 @@ def convert(content: bytes, conversion: Conversion = DEFAULT_CONVERSION) -> byte
     Raises:
       UnusableImage: the image is corrupt, or the type of its pixels is not supported.
     """
-    with _opened(content) as image:
-        values = _read_values(image, content, conversion)
-        if values is None:
-            if (
-                _orientation(image) not in _ROTATED
-                and image.format in ("JPEG", "MPO", "PNG")
-                and not image.has_transparency_data
-            ):
-                return content
-            # Some of Pillow's decoders rotate the image and then remove the orientation tag.
-            image.load()
-            rgb = to_rgb(image)
-        else:
-            rgb = _scale(values, conversion)
-        rgb.info = {}  # When it rotates an image, Pillow also rewrites metadata, which may be malformed.
-        rgb.getexif()[ExifTags.Base.Orientation] = _orientation(image)
-        ImageOps.exif_transpose(rgb, in_place=True)
-        bitmap = io.BytesIO()
-        rgb.save(bitmap, "BMP")
-        return bitmap.getvalue()
+    image = _open(content)
+    values = _read_values(image, content, conversion)
+    if values is not None:
+        rgb = _scale(values, conversion)
+    elif (
+        _orientation(image) not in _ROTATED
+        and image.format in ("JPEG", "MPO", "PNG")
+        and not image.has_transparency_data
+    ):
+        return content
+    else:
+        # Some of Pillow's decoders rotate the image and then remove the orientation tag.
+        image.load()
+        rgb = to_rgb(image)
+    rgb.info = {}  # When it rotates an image, Pillow also rewrites metadata, which may be malformed.
+    rgb.getexif()[ExifTags.Base.Orientation] = _orientation(image)
+    ImageOps.exif_transpose(rgb, in_place=True)
+    bitmap = io.BytesIO()
+    rgb.save(bitmap, "BMP")
+    return bitmap.getvalue()
 
 
-def largest_values(content: bytes, conversion: Conversion) -> tuple[float, float]:
-    """Returns the largest absolute value in an image, and that of its type; 0 and 0 for images with at most 8 bits.
+def largest_values(path: str, conversion: Conversion) -> tuple[float, float]:
+    """Returns the largest absolute value in an image file, and that of its type.
 
-    Raises `UnusableImage`; see `convert`.
+    Both are 0 if the image has at most 8 bits or is unusable.
     """
-    with _opened(content) as image:
-        values = _read_values(image, content, conversion)
-        if values is None or values.colors.dtype.itemsize == 1:
-            return 0.0, 0.0
-        largest = float(np.abs(values.colors.astype(np.float64)).max())
-        if not largest < np.inf:
-            raise UnusableImage("infinite or NaN values")
-        return largest, _white(values.colors.dtype)
+    with contextlib.suppress(UnusableImage), checked_content(path) as content, _explaining_errors():
+        values = _read_values(_open(content), content, conversion)
+        if values is not None and values.colors.dtype.itemsize > 1:
+            largest = float(np.abs(values.colors.astype(np.float64)).max())
+            if largest < np.inf:  # and not NaN
+                return largest, _white(values.colors.dtype)
+    return 0.0, 0.0
 
 
 def count_pages(path: str) -> int:
     """Returns the number of pages or frames of an image file, or 1 if the file is unusable."""
-    try:
-        with checked_content(path) as content, _opened(content) as image:
-            return getattr(image, "n_frames", 1)
-    except UnusableImage:
-        return 1
+    with contextlib.suppress(UnusableImage), checked_content(path) as content, _explaining_errors():
+        return getattr(_open(content), "n_frames", 1)
+    return 1
 
 
-@contextlib.contextmanager
-def _opened(content: bytes) -> Iterator[Any]:
-    """Returns a context manager that opens an image with Pillow or, if Pillow cannot, with tifffile (a page)."""
+def _open(content: bytes) -> Any:
+    """Opens an image with Pillow or, if Pillow cannot, with tifffile (a page)."""
     try:
-        try:
-            image = Image.open(io.BytesIO(content), formats=_FORMATS)
-        except Exception:
-            if content[:4] not in _TIFF:
-                raise
-            image = tifffile.TiffFile(io.BytesIO(content)).pages.first
-        yield image
-    except (UnusableImage, MemoryError):
-        raise
-    except Exception as error:  # The libraries raise exceptions of many types for corrupt files.
-        raise UnusableImage(_reason(error)) from error
+        return Image.open(io.BytesIO(content), formats=_FORMATS)
+    except Exception:
+        if content[:4] not in _TIFF:
+            raise
+        return tifffile.TiffFile(io.BytesIO(content)).pages.first
 
 
 def _reason(error: Exception) -> str:
     """Returns why a library could not open or decode an image."""
     if "imagecodecs" in str(error):
         return "compressed data (pip install imagecodecs)"
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image that Pillow can read"
     if isinstance(error, Image.DecompressionBombError):
         return f"more pixels than the limit of {MAX_PIXELS}"
     if isinstance(error, NotImplementedError) or "unsupported" in str(error).lower():
@@ -329,7 +326,8 @@ def _read_values(image: Any, content: bytes, conversion: Conversion) -> _Values 
         if page.photometric == tifffile.PHOTOMETRIC.SEPARATED:
             raise UnusableImage("CMYK with more than 8 bits")
         values = page.asarray()
-        values = np.moveaxis(values, 0, -1) if page.axes == "SYX" else values
+        if page.axes == "SYX":
+            values = np.moveaxis(values, 0, -1)
         is_inverted = page.photometric == tifffile.PHOTOMETRIC.MINISWHITE
         is_rgb = page.photometric == tifffile.PHOTOMETRIC.RGB
         has_opacity = any(page.extrasamples[:1])  # 0 is an unspecified channel.
@@ -423,8 +421,6 @@ def checked_content(path: str) -> Iterator[bytes]:
     size = _file_size(path)
     if size == 0:
         raise UnusableImage("empty")
-    if size > _BYTES_PER_PIXEL * MAX_PIXELS + _METADATA_BYTES:
-        raise UnusableImage(f"{size} bytes, too many for {MAX_PIXELS} pixels")
     with contextlib.ExitStack() as stack:
         if size > _LARGE_BYTES:
             stack.enter_context(_large_image_lock)
@@ -518,35 +514,23 @@ def _count_jpeg_pixels(file: io.BufferedReader) -> int:
     return 0
 
 
+@_explaining_errors()
 def _count_pixels(file: IO[bytes]) -> int:
     """Returns the number of pixels that a library will allocate for an open file. Reads only the header.
 
     Raises:
       UnusableImage: the file is corrupt, or is not an image in a supported format.
     """
-    header = file.read(32)
-    try:
-        if header[8:16] == b"WEBPVP8X":  # Pillow allocates the canvas when it opens the file.
-            return (int.from_bytes(header[24:27], "little") + 1) * (
-                int.from_bytes(header[27:30], "little") + 1
-            )
-        file.seek(0)
-        if header[:4] in _TIFF:  # TIFF tiles may be larger than the image.
-            page = tifffile.TiffFile(file).pages.first
-            pixels = page.imagewidth * page.imagelength, page.tilewidth * page.tilelength
-            return max(*pixels, page.nbytes // _BYTES_PER_PIXEL)
-        with Image.open(file, formats=_FORMATS) as image:
-            return image.width * image.height
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow raises exceptions of many types for corrupt headers.
-        header = header.ljust(32, b"\0")  # Some of Pillow's tests fail for shorter headers.
-        tests = [Image.OPEN[name][1] for name in _FORMATS]
-        if header[:4] in _TIFF or any(accepts and accepts(header) is True for accepts in tests):
-            raise UnusableImage(_reason(error)) from error
-        if header[4:8] == b"ftyp":
-            raise UnusableImage("HEIC or similar (pip install pillow-heif)") from error
-        raise UnusableImage("not an image that Pillow can read") from error
+    header = file.read(12)
+    if header[4:11] in (b"ftyphei", b"ftypmif") and ".heic" not in IMAGE_SUFFIXES:
+        raise UnusableImage("HEIC or similar (pip install pillow-heif)")
+    file.seek(0)
+    if header[:4] in _TIFF:  # TIFF tiles may be larger than the image.
+        page = tifffile.TiffFile(file).pages.first
+        pixels = page.imagewidth * page.imagelength, page.tilewidth * page.tilelength
+        return max(*pixels, page.nbytes // 8)  # 8 bytes are four channels of 16 bits.
+    image = Image.open(file, formats=_FORMATS)
+    return image.width * image.height
 
 
 def _unreadable(path: str, error: OSError) -> UserError:

@@ -82,7 +82,10 @@ class IndexedSource(Source):
         return len(np.intersect1d(self._select(split)[0], self._select(other)[0]))
 
     def _select(self, split: str) -> list[np.ndarray]:
-        """Returns a split's keys, items and labels in a fixed random order, so that slices contain all classes."""
+        """Returns a split's keys, items and labels in a fixed random order, so that slices contain all classes.
+
+        If examples have groups (see `files.FileSource`), the last array contains them, int64 [n].
+        """
         if split not in self._selected:
             self._selected[split] = [
                 np.concatenate(slices) for slices in zip(*self._permute(split))
@@ -106,18 +109,14 @@ class IndexedSource(Source):
             offset = self.split_names.index(instruction.splitname) << 40
             yield rows + offset, items[rows], labels[rows]
 
-    def groups(self, split: str) -> np.ndarray | None:
-        """Returns the group of each example, int64 [n] (see `files.Files`), or None if examples have no groups."""
-        return None
-
     def restrict(self, split: str, fraction: float, seed: int, hide: bool = False) -> None:
         """See `Source`."""
-        keys, items, labels, *others = self._select(split)
-        rows = label_subsets.choose_labeled(labels, split, fraction, seed, self.groups(split))
+        keys, items, labels, *groups = self._select(split)
+        rows = label_subsets.choose_labeled(labels, split, fraction, seed, *groups)
         if hide:
             hidden = np.full_like(labels, -1)
             hidden[rows] = labels[rows]
-            self._selected = {**self._selected, split: [keys, items, hidden, *others]}
+            self._selected = {**self._selected, split: [keys, items, hidden, *groups]}
         else:
             self._keep(split, rows)
 
@@ -147,12 +146,12 @@ class IndexedSource(Source):
 
     def reader(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
         """See `Source`."""
-        keys, items, labels = (tf.constant(column) for column in self._select(split)[:3])
+        keys, items, labels = map(tf.constant, self._select(split)[:3])
         return lambda index: (keys[index], self._load(items[index]), labels[index])
 
     def has_labels(self, split: str) -> bool:
         """Returns whether any example of a split has a label. Reads no items, which may be corrupt files."""
-        return self.num_classes is not None and bool(np.any(self._select(split)[2] >= 0))
+        return bool(self.class_counts(split))
 
     def decode(self, item: tf.Tensor) -> tf.Tensor:
         """See `Source`."""

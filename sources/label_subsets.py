@@ -30,9 +30,7 @@ def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
         for label in np.unique(labels[labels >= 0])
     ]
     count = round(fraction * sum(map(len, members)))
-    if not members:
-        raise ValueError("no examples have labels")
-    if count < len(members):
+    if count < max(len(members), 1):
         raise ValueError(f"{count} examples are too few for {len(members)} classes")
     # Each round chooses one example per class and visits the classes in a new random order. The
     # rounds end when enough examples have been chosen.
@@ -55,14 +53,9 @@ def choose_labeled(
         chosen = names[choose_balanced(candidates, fraction, seed)]
     except ValueError as error:
         candidates = candidates[candidates >= 0]
-        minimum = len(np.unique(candidates)) / max(len(candidates), 1)
-        minimum = -(-minimum * 1e5 // 1) / 1e5  # rounded up
-        remedy = (
-            f"Use at least {minimum:.5g}"
-            if minimum
-            else "Remove the flag, or use a split with labels"
-        )
+        minimum = np.ceil(len(np.unique(candidates)) / len(candidates) * 1e5) / 1e5
         raise UserError(
-            f"--label_fraction={fraction:g}: in --train_split={split}, {error}. {remedy}."
+            f"--label_fraction={fraction:g}: in --train_split={split}, {error}. Use at least"
+            f" {minimum:.5g}."
         ) from error
     return np.flatnonzero(np.isin(groups, chosen) & (labels >= 0))

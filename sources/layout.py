@@ -64,13 +64,15 @@ def find_layout(root: Folder, name: str, labels: bool) -> tuple[dict[str, Images
     if folder is not root:
         inner = os.path.join(name, folder.path)
         lines.append(f"{name}: the data set is in its sub-folder {folder.path} (--dataset={inner})")
-    folders = _split_folders(folder, flag, lines)
-    folders = {split: _without_wrappers(inner) for split, inner in folders.items()}
+    folders = {
+        split: _without_wrappers(inner)
+        for split, inner in _split_folders(folder, flag, lines).items()
+    }
     splits = {split: _classes(inner, flag, lines) for split, inner in folders.items()}
     if labels:
         splits = _labeled_splits(splits, flag, lines)
     names = class_names(splits)
-    found = {name for each in (folder, *folders.values()) for name in each.empty}
+    found = {child.name for each in (folder, *folders.values()) for child in each.empty}
     empty = sorted(found - set(names))
     if names and empty:
         lines.append(f"ignored class folders without images: {console.join_first(empty)}")
@@ -119,13 +121,13 @@ def _split_folders(root: Folder, flag: str, lines: list[str]) -> dict[str, Folde
     names = _names(split_folders)
     if not split_folders:
         return {"train": root}
-    if others and (len(split_folders) > 1 or split_folders[0].folders):
-        raise UserError(
-            f"{flag}: split folders ({names}) are next to other folders ({_names(others)}). Move the"
-            " other folders into the split folders or out of the data set, or rename the split"
-            " folders if they are classes."
-        )
     if others:
+        if len(split_folders) > 1 or split_folders[0].folders:
+            raise UserError(
+                f"{flag}: split folders ({names}) are next to other folders ({_names(others)}). Move"
+                " the other folders into the split folders or out of the data set, or rename the"
+                " split folders if they are classes."
+            )
         lines.append(
             f"{flag.removeprefix('--dataset=')}: the folder {names} counts as a class, not as a"
             f" split, because it is next to {_names(others)}"
@@ -184,28 +186,27 @@ def _classes(folder: Folder, flag: str, lines: list[str]) -> Images:
     images = collections.defaultdict(list)
     for child in folder.folders:
         images[child.name] += child.files()
-    return {**images}
+    return images
 
 
 def _labeled_splits(splits: dict[str, Images], flag: str, lines: list[str]) -> dict[str, Images]:
     """Returns the splits to use. Raises `UserError` if their classes contradict each other."""
     names = class_names(splits)
-    splits_of = {name: _split_in(name) for name in names}
-    found = {split for split, _ in splits_of.values()}
-    rests = [rest for split, rest in set(splits_of.values()) if split]
+    found = {_split_in(name) for name in names}
+    kinds = {split for split, _ in found}
+    rests = [rest for split, rest in found if split]
     # Names that differ only in a number.
     parts = {re.sub(r"\d+", "", name) for name in names}
-    if (len(found) > 1 and None not in found) or len(set(rests)) < len(rests):
-        kind = "splits rather than classes. Rename them (train, test)"
+    problem = None
+    if (len(kinds) > 1 and None not in kinds) or len(set(rests)) < len(rests):
+        problem = "splits rather than classes. Rename them (train, test)"
     elif len(names) > 1 and (
         all(map(_NOT_CLASSES.fullmatch, names)) or (len(parts) == 1 and _PART.search(min(parts)))
     ):
-        kind = "not classes. Pass the folder with the images"
-    else:
-        kind = None
-    if kind:
+        problem = "not classes. Pass the folder with the images"
+    if problem:
         raise UserError(
-            f"{flag}: the folders {console.join_first(names)} are {kind}, or set --nolabels"
+            f"{flag}: the folders {console.join_first(names)} are {problem}, or set --nolabels"
             " to use all images without labels."
         )
     unlabeled = [split for split in splits if None in splits[split]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -147,18 +148,9 @@ class Source(abc.ABC):
         """Returns whether reading the split is much slower than its size suggests, so that caching is worthwhile."""
         return False
 
-    def records(
-        self,
-        split: str,
-        seed: int | tf.Tensor | None = None,
-        shards: int = 1,
-        shard: int = 0,
-        buffer_mb: int = 1024,
-    ) -> tf.data.Dataset:
+    def records(self, split: str, *order: Any) -> tf.data.Dataset:
         """Returns a dataset of records `(key, item, label)`. For the arguments, see `references`."""
-        return self.references(split, seed, shards, shard, buffer_mb).map(
-            self.reader(split), PARALLEL_CALLS
-        )
+        return self.references(split, *order).map(self.reader(split), PARALLEL_CALLS)
 
     def decode(self, item: tf.Tensor) -> tf.Tensor:
         """Decodes an item into an image: uint8 [height, width, 3]."""

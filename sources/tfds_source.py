@@ -8,9 +8,6 @@ import hashlib
 import json
 import os
 import pathlib
-import re
-import socket
-import urllib.request
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent import futures
 from typing import Any
@@ -24,8 +21,7 @@ from runtime.pipelines import PARALLEL_CALLS, with_prefetching
 from sources import label_subsets
 from sources.source import Source
 
-_MB = 2**20
-_READ_BYTES = 8 * _MB  # per record file, for disks and networks with a high latency
+_READ_BYTES = 2**23  # per record file, for disks and networks with a high latency
 _BLOCK = 64  # number of records of an array_record file that are read at a time
 
 
@@ -56,12 +52,7 @@ class TfdsSource(Source):
 
         self.name = name
         self._info = info = _tfds_builder(tfds, name, data_dir, may_prepare).info
-        kind = self._file_format = str(info.file_format.value)
-        if kind not in ("tfrecord", "array_record"):
-            raise UserError(
-                f"--dataset={name}: the data is stored as {kind}, which is not supported. Prepare it"
-                " in the tfrecord format."
-            )
+        self._file_format = info.file_format.value
         features, keys = dict(info.features), info.supervised_keys or ()
         self._image = self._find_image(tfds, features, image_key, [*keys[:1], "image"])
         self._label = self._find_label(tfds, features, label_key, [*keys[1:], "label", "labels"])
@@ -78,7 +69,6 @@ class TfdsSource(Source):
         features_read = {self._image, self._label, self._easy_label} - {None}
         self._features = tfds.decode.PartialDecoding(features_read).extract_features(info.features)
         self._decoders = {self._image: tfds.decode.SkipDecoding()}
-        self._checked = set()  # Record files that passed `check_files`.
         # Map splits to the sorted keys of the examples chosen by `restrict`.
         self._restricted, self._labeled = {}, {}
         self.class_names = None
@@ -101,9 +91,11 @@ class TfdsSource(Source):
             kinds = ", ".join(
                 f"{name} ({type(value).__name__})" for name, value in sorted(features.items())
             )
-            remedy = "Set --image_key" if images else "Choose an image data set"
-            problem = "several image features" if images else "no image feature"
-            problem = f"no image feature {image}" if image else problem
+            problem, remedy = "no image feature", "Choose an image data set"
+            if images:
+                problem, remedy = "several image features", "Set --image_key"
+            if image:
+                problem = f"no image feature {image}"
             raise UserError(
                 f"--dataset={self.name}: the data set has {problem}; its features are {kinds}."
                 f" {remedy}."
@@ -119,8 +111,11 @@ class TfdsSource(Source):
         self, tfds: Any, features: dict, given: str | None, preferred: Sequence[str]
     ) -> str | None:
         """Returns the name of the label feature: `given`, one of `preferred`, the only one with classes, or None."""
-        kinds = {name: getattr(value, "feature", value) for name, value in features.items()}
-        labels = [name for name in kinds if isinstance(kinds[name], tfds.features.ClassLabel)]
+        labels = [
+            name
+            for name, value in features.items()
+            if isinstance(getattr(value, "feature", value), tfds.features.ClassLabel)
+        ]
         integers = [
             name
             for name, value in features.items()
@@ -165,9 +160,7 @@ class TfdsSource(Source):
 
     def check_files(self, split: str) -> None:
         """See `Source`. Truncated files are detected only when they are read (see `_read_file`)."""
-        paths = {
-            file.filename for file in self._info.splits[split].file_instructions
-        } - self._checked
+        paths = {path for path, *_ in self._slices(split)}
         with futures.ThreadPoolExecutor(16) as pool:  # Remote storage has high latency.
             problems = list(filter(None, pool.map(_file_problem, sorted(paths))))
         if problems:
@@ -175,31 +168,35 @@ class TfdsSource(Source):
                 f"--dataset={self.name}: {problems[0]} ({len(problems)} of {len(paths)} files of "
                 f"{split} are affected). Copy or prepare the data set again."
             )
-        self._checked |= paths
 
     def num_examples(self, split: str, shards: int = 1, shard: int = 0) -> int:
         """See `Source`. A shard consists of whole files if there are enough (see `references`)."""
-        info, chosen = self._info.splits[split], self._restricted.get(split)
-        if chosen is None and len(info.file_instructions) >= shards:
-            return sum(map(_count_records, info.file_instructions[shard::shards]))
-        total = info.num_examples if chosen is None else len(chosen)
+        files, chosen = self._slices(split), self._restricted.get(split)
+        if chosen is None and len(files) >= shards:
+            return sum(count for *_, count in files[shard::shards])
+        total = self._info.splits[split].num_examples if chosen is None else len(chosen)
         return len(range(shard, total, shards))
 
     def overlap(self, split: str, other: str) -> int:
         """See `Source`."""
-        first, second = (
-            [
-                (file.filename, file.skip, file.skip + _count_records(file))
-                for file in self._info.splits[name].file_instructions
-            ]
-            for name in (split, other)
-        )
+        others = self._slices(other)
         return sum(
-            max(0, min(end, other_end) - max(begin, other_begin))
-            for name, begin, end in first
-            for other_name, other_begin, other_end in second
-            if name == other_name
+            len(range(max(begin, other_begin), min(begin + count, other_begin + other_count)))
+            for path, begin, count in self._slices(split)
+            for other_path, other_begin, other_count in others
+            if path == other_path
         )
+
+    def _slices(self, split: str) -> list[tuple[str, int, int]]:
+        """Returns the parts of record files that form a split: path, number of skipped records, number of records."""
+        return [
+            (
+                file.filename,
+                file.skip,
+                file.take if file.take >= 0 else file.examples_in_shard - file.skip,
+            )
+            for file in self._info.splits[split].file_instructions
+        ]
 
     def references(
         self,
@@ -210,15 +207,12 @@ class TfdsSource(Source):
         buffer_mb: int = 1024,
     ) -> tf.data.Dataset:
         """See `Source`. Interleaves the files in a seeded random order, then shuffles records in a buffer."""
-        files, chosen = self._info.splits[split].file_instructions, self._restricted.get(split)
+        files, chosen = self._slices(split), self._restricted.get(split)
         shard_by_record = chosen is not None or len(files) < shards
         if not shard_by_record:
             files = files[shard::shards]
-        slices = [
-            (file.filename, file.skip, _count_records(file), _file_key(file.filename))
-            for file in files
-        ]
-        file_slices = tf.data.Dataset.from_tensor_slices(tuple(map(np.array, zip(*slices))))
+        columns = zip(*((*file, _file_key(file[0])) for file in files))
+        file_slices = tf.data.Dataset.from_tensor_slices(tuple(map(np.array, columns)))
         if seed is not None:
             file_slices = file_slices.shuffle(len(files), seed=seed, reshuffle_each_iteration=False)
         cycle_length = min(len(files), 16)
@@ -264,9 +258,9 @@ class TfdsSource(Source):
     def shuffle_buffer_size(self, split: str, buffer_mb: int, shards: int, shard: int) -> int:
         """Returns the number of average-sized examples that fit into `buffer_mb` MB, at most the size of the shard."""
         info = self._info
-        mean_bytes = max(info.dataset_size / max(info.splits.total_num_examples, 1), 1)
+        mean_bytes = max(info.dataset_size / info.splits.total_num_examples, 1)
         return max(
-            min(self.num_examples(split, shards, shard), int(buffer_mb * _MB / mean_bytes)), 1
+            min(self.num_examples(split, shards, shard), int(buffer_mb * 2**20 / mean_bytes)), 1
         )
 
     def reader(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
@@ -301,28 +295,21 @@ class TfdsSource(Source):
             )
             return label
         present = self._multi_hot(example[self._label])
+        if self._easy_label is None:
+            return present
         # 1 for classes with easy objects, -1 for classes with only difficult objects, 0 for absent
         # classes.
-        return (
-            2 * self._multi_hot(example[self._easy_label]) - present
-            if self._easy_label
-            else present
-        )
+        return 2 * self._multi_hot(example[self._easy_label]) - present
 
     def largest_values(self, split: str, limit: int) -> tuple[float, float]:
         """See `Source`."""
         if self._info.features[self._image].np_dtype != np.uint16:
             return 0.0, 0.0
         values = (
-            self.records(split)
-            .take(limit)
-            .map(
-                lambda key, item, label: tf.reduce_max(
-                    tf.cast(tf.io.decode_png(item, dtype=tf.uint16), tf.int32)
-                )
-            )
+            tf.io.decode_png(item, dtype=tf.uint16).numpy().max()
+            for _, item, _ in self.records(split).take(limit)
         )
-        return float(max(values.as_numpy_iterator())), 65535.0
+        return float(max(values)), 65535.0
 
     def decode(self, item: tf.Tensor) -> tf.Tensor:
         """See `Source`."""
@@ -346,8 +333,10 @@ def _choose(
     preferred: Sequence[str], choices: Collection[str], default: Sequence[str]
 ) -> str | None:
     """Returns the first of `preferred` that is in `choices`, the only element of `default`, or None."""
-    found = [name for name in preferred if name in choices]
-    return found[0] if found else default[0] if len(default) == 1 else None
+    for name in preferred:
+        if name in choices:
+            return name
+    return default[0] if len(default) == 1 else None
 
 
 def _contains(keys: np.ndarray, key: tf.Tensor) -> tf.Tensor:
@@ -356,28 +345,19 @@ def _contains(keys: np.ndarray, key: tf.Tensor) -> tf.Tensor:
     return tf.constant(keys)[tf.minimum(row, len(keys) - 1)] == key
 
 
-def _file_key(filename: str) -> int:
-    """Returns the upper bits of a file's example keys: 31 bits that depend only on the file name."""
-    return (
-        int.from_bytes(hashlib.sha256(os.path.basename(filename).encode()).digest()[:4], "big")
-        >> 1
-        << 32
-    )
+def _file_key(path: str) -> int:
+    """Returns the upper bits of a file's example keys: 31 bits that depend only on the name of the file."""
+    digest = hashlib.sha256(os.path.basename(path).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1 << 32
 
 
-def _count_records(file: Any) -> int:
-    """Returns the number of records that a TFDS file instruction reads."""
-    return file.take if file.take >= 0 else file.examples_in_shard - file.skip
-
-
+@functools.cache
 def _file_problem(path: str) -> str | None:
-    """Returns a description of the problem if a record file is missing, empty or unreadable, otherwise None."""
+    """Returns a description of the problem if a record file is missing or empty, otherwise None."""
     try:
         return None if tf.io.gfile.stat(path).length else f"{path} is empty"
     except tf.errors.NotFoundError:
         return f"{path} is missing"
-    except tf.errors.OpError as error:
-        return f"{path} cannot be read ({first_line(error)})"
 
 
 def _read_file(
@@ -414,10 +394,14 @@ def _array_records(filename: bytes) -> Iterator[bytes]:
 
 def _tfds_builder(tfds: Any, name: str, data_dir: str | None, may_prepare: bool) -> Any:
     """Prepares a data set if necessary, and returns its TFDS builder. Raises `UserError` if this fails."""
+    if data_dir and "://" not in data_dir and not os.path.isdir(os.path.expanduser(data_dir)):
+        raise UserError(
+            f"--data_dir={data_dir}: the directory does not exist. Correct the path, or create the"
+            f" directory to prepare {name} in it."
+        )
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except (tfds.core.registered.DatasetNotFoundError, ValueError) as error:
-        _check_data_dir(name, data_dir)
         similar = difflib.get_close_matches(name.lower(), ["digits", *tfds.list_builders()], 1)
         suggestion = (
             f"Did you mean {similar[0]}?" if similar else "Use a TFDS name, digits or folder:PATH."
@@ -429,32 +413,14 @@ def _tfds_builder(tfds: Any, name: str, data_dir: str | None, may_prepare: bool)
             f"--dataset={name}: the data set is unknown ({first_line(error)}). {suggestion}"
         ) from error
     except Exception as error:  # Corrupt metadata files cause many types of errors.
+        remedy = "Copy or prepare the data set again"
         if name.startswith("huggingface:"):
-            remedy = (
-                "Run `pip install datasets`" if isinstance(error, ImportError) else "Check the name"
-            )
-            raise UserError(
-                f"--dataset={name}: the data set cannot be loaded ({first_line(error)}). {remedy}."
-            ) from error
-        flag = f"--data_dir={data_dir}" if data_dir else "--data_dir (the TFDS default)"
+            remedy = "Run `pip install datasets`, and check the name"
         raise UserError(
-            f"{flag}: the prepared data of {name} cannot be opened ({first_line(error)}). Copy or"
-            " prepare the data set again."
+            f"--dataset={name}: the data set cannot be loaded ({first_line(error)}). {remedy}."
         ) from error
     if not builder.info.splits:
-        _check_data_dir(name, data_dir)
-        if not may_prepare:
-            raise UserError(
-                f"--dataset: no data set is selected, and {name} is not prepared in"
-                f" {_root(builder)}. Use folder:PATH for your own images, digits for a small data"
-                f" set, or {name} to download it."
-            )
-        _prepare(builder, name)
-    if not builder.info.splits:
-        raise UserError(
-            f"--dataset={name}: {builder.data_dir} has no dataset_info.json with splits. Copy or"
-            " prepare the data set again; other TFRecord files need tfds.folder_dataset.write_metadata."
-        )
+        _prepare(builder, name, may_prepare)
     return builder
 
 
@@ -468,55 +434,26 @@ def prepared_data_set(path: str) -> str | None:
     return None
 
 
-def _check_data_dir(name: str, data_dir: str | None) -> None:
-    """Raises `UserError` if `data_dir` does not exist, or if a parent of it contains the prepared data set."""
-    if data_dir is None or "://" in data_dir:
-        return
-    if not os.path.isdir(data_dir):
+def _prepare(builder: Any, name: str, may_prepare: bool) -> None:
+    """Downloads and prepares a data set. Raises `UserError` if this fails, or if `may_prepare` is False."""
+    root = os.path.dirname(os.path.dirname(builder.data_dir))
+    if not may_prepare:
         raise UserError(
-            f"--data_dir={data_dir}: the directory does not exist. Correct the path, or create the"
-            f" directory to prepare {name} in it."
+            f"--dataset: no data set is selected, and {name} is not prepared in {root}. Use"
+            " folder:PATH for your own images, digits for a small data set, or"
+            f" {name} to download it."
         )
-    path = name.partition(":")[0]
-    if not re.fullmatch(r"\w[\w/]*", path):
-        return
-    for parent in pathlib.Path(data_dir).absolute().parents:
-        if any(parent.glob(f"{path}/**/dataset_info.json")):
-            raise UserError(
-                f"--data_dir={data_dir}: the data of {name} is in {parent}. Use --data_dir={parent}."
-            )
-
-
-def _root(builder: Any) -> str:
-    """Returns the directory of prepared data sets that contains `builder.data_dir`."""
-    return os.path.dirname(os.path.dirname(builder.data_dir))
-
-
-def _prepare(builder: Any, name: str) -> None:
-    """Downloads and prepares a data set. Raises `UserError` if this fails."""
     console.log(f"downloading and preparing {name} in {builder.data_dir}")
-    if not _is_online():
-        # Imported here because the import is slow.
-        from tensorflow_datasets.core.download import downloader
-
-        # With the default of 10 retries, the error would appear after three minutes.
-        downloader.MAX_RETRIES = 1
     try:
         builder.download_and_prepare()
     except Exception as error:
         # Downloads can fail with many types of errors, all with the same remedy.
         raise UserError(
-            f"--dataset={name}: the data set is not in {_root(builder)} and cannot be prepared"
+            f"--dataset={name}: the data set is not in {root} and cannot be prepared"
             f" ({first_line(error)}). Set --data_dir to a prepared copy (see docs/data.md)."
         ) from error
-
-
-def _is_online() -> bool:
-    """Returns False if the address of TFDS's own server cannot be determined and no proxy is configured."""
-    if urllib.request.getproxies().keys() - {"no"}:
-        return True
-    try:
-        socket.getaddrinfo("storage.googleapis.com", 443)
-    except OSError:
-        return False
-    return True
+    if not builder.info.splits:
+        raise UserError(
+            f"--dataset={name}: {builder.data_dir} has no dataset_info.json with splits. Copy or"
+            " prepare the data set again; other TFRecord files need tfds.folder_dataset.write_metadata."
+        )

@@ -141,7 +141,7 @@ UNUSABLE = {  # name -> (content, pattern of the reason)
     "cut.png": (PNG[: len(PNG) // 2], "truncated or corrupt"),
     "cut.webp": (VALID["rgb.webp"][0][:500], "truncated or corrupt"),
     "cut.gif": (VALID["animated.gif"][0][:300], "truncated or corrupt"),
-    "head_only.gif": (b"GIF89a", "truncated or corrupt"),
+    "head_only.gif": (b"GIF89a", NOT_AN_IMAGE),
     "text.jpg": (b"not an image at all", NOT_AN_IMAGE),
     "page.jpg": (b"<html>404</html>", NOT_AN_IMAGE),
     "program.png": (

@@ -86,12 +86,13 @@ def test_lists_without_labels(tmp_path):
         ("img,label\n1.png,a\n", "no column image or file_name .*only img, label. Set --image_key"),
         ("image,label\n1.png,a\n9.png,b\n", "files are not in .*: 9.png .row 3.. Correct"),
         ("image,label\n1.png,a\n./1.png,b\n", "several times: 1.png .row 2., 1.png .row 3.."),
-        ("image,Label,label\n1.png,a,b\n", "columns have the same name"),
         ("image,label\n1.png,a\n../{0}/1.png,b\n", "several times: 1.png .row 2., 1.png .row 3.."),
-        ("image,label\n", "the table has no rows"),
         ("image,split\n1.png,fold1\n", "the split is not train, validation or test: 1.png .row 2"),
         ("", "the table cannot be read"),
-        ("image,label\n1.png,a,b\n", "rows have more fields than the header"),
+        (
+            "image,label\n1.png,a,b\n",
+            "the table cannot be read .*as many fields in each row as in the",
+        ),
     ],
 )
 def test_errors_in_lists_name_the_rows(table, message, tmp_path):
