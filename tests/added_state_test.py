@@ -10,6 +10,7 @@ import train
 from checkpoints import restoring, summary, training_log, weight_files
 from export import saving
 from support.errors import rejects
+from support.processes import tensors
 from support.runs import run
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
@@ -66,13 +67,6 @@ def kill_after(patch, step):
     patch.setattr(training_log.TrainingLog, "update", stop)
 
 
-def tensors(directory):
-    """Returns a dict of all tensors in the checkpoint of step 4."""
-    reader = tf.train.load_checkpoint(f"{directory}/ckpt-4")
-    names = set(reader.get_variable_to_shape_map()) - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
-    return {name: reader.get_tensor(name) for name in names}
-
-
 def test_an_added_layer_and_a_moving_average_resume_to_the_same_bits(tmp_path, monkeypatch):
     settings = dict(train_steps=4, checkpoint_steps=2, mode="train")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -85,11 +79,11 @@ def test_an_added_layer_and_a_moving_average_resume_to_the_same_bits(tmp_path, m
             run(killed, **settings)
         assert not (killed / "ckpt-4.index").exists()
         assert "resumed at step 2" in run(killed, **settings)
-    expected = tensors(whole)
+    expected = tensors(whole, 4)
     assert {f"{PREDICTOR}kernel", f"{AVERAGE}variables_/3"} <= {
         name.removesuffix(SUFFIX) for name in expected
     }
-    assert_equal(tensors(killed), expected)
+    assert_equal(tensors(killed, 4), expected)
     with rejects("different network .unexpected: average/"):
         run(killed, **{**settings, "train_steps": 5})
 

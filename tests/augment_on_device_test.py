@@ -11,22 +11,12 @@ from tensorflow.python.framework import kernels
 import data
 import model as model_lib
 import train
-from config import Config
+from config import Config, parse_settings
 from sources import datasets, digits
 from support import replica_worker
 from support.runs import make_context
 
-HOST = Config(
-    dataset="digits",
-    image_size=8,
-    resnet_depth=10,
-    train_batch_size=8,
-    num_proj_layers=2,
-    seed=3,
-    warmup_epochs=0,
-    linear_head_learning_rate=0.1,
-    train_steps=10,
-)
+HOST = replica_worker.make_config(dict(train_steps=10))
 
 
 def step_of(config):
@@ -48,21 +38,22 @@ def views_of(config, source, compile_with_xla=False):
 
 # With 40 pixels, the input pipeline augments one image at a time.
 @pytest.mark.parametrize(
-    "settings, size, compile_with_xla",
+    "flags, size, compile_with_xla",
     [
-        (dict(train_mode="supervised"), 8, True),
-        (dict(color_jitter_strength=0.5, brightness="additive"), 40, False),
-        (dict(train_mode="finetune", checkpoint="unused"), 8, False),
-        (dict(color_jitter_strength=0.0, random_flip=False), 40, False),
+        ("--train_mode=supervised", 8, True),
+        ("--color_jitter_strength=0.5 --brightness=additive", 40, False),
+        ("--train_mode=finetune --checkpoint=unused", 8, False),
+        ("--color_jitter_strength=0 --norandom_flip", 40, False),
     ],
 )
-def test_views_are_those_of_the_input_pipeline(settings, size, compile_with_xla, tmp_path):
+def test_views_are_those_of_the_input_pipeline(flags, size, compile_with_xla, tmp_path):
     random = np.random.default_rng(0)
     for index in range(16):
         image = random.integers(0, 256, [9, 12, 3], np.uint8)
         tf.io.write_file(f"{tmp_path}/{index}.png", tf.io.encode_png(image))
     source = datasets.open_source(f"folder:{tmp_path}")
-    host = Config(dataset="photos", image_size=size, train_batch_size=16, seed=5, **settings)
+    flags += f" --dataset=photos --image_size={size} --train_batch_size=16 --seed=5"
+    host = Config(**parse_settings(flags))
     expected, _ = views_of(host, source)
     views, (crops, _, seeds) = views_of(host.replace(augment_on="device"), source, compile_with_xla)
     np.testing.assert_allclose(views, expected, atol=1e-5)
@@ -101,8 +92,7 @@ def test_training_steps_are_the_same(settings, replicas, stem_only_resnet):
     def train_two_steps(config):
         source = digits.digits_source()
         with strategy.scope():
-            keras.utils.set_random_seed(1)
-            model = model_lib.build_model(config, 10)
+            model = replica_worker.trainable_model(config, 10)
             optimizer = model_lib.build_optimizer(
                 config, model_lib.build_schedule(config, 64), model
             )

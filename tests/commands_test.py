@@ -45,6 +45,7 @@ def test_help_is_printed_without_loading_tensorflow():
     for command, text in zip(COMMANDS, printed, strict=True):
         *lines, last = text.splitlines()
         assert len(lines) > 5 and last == f"{command}: status 0, loaded None"
+    assert "--linear_head_learning_rate" in printed[0]
 
 
 def test_make_help_lists_all_commands_and_targets():

@@ -11,11 +11,10 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-import data_util
 import objective
 import train
 from benchmarks import programs
-from config import Config
+from config import Config, parse_settings
 from large_batch import blocked_nt_xent
 from support import ROOT, golden, processes
 
@@ -46,20 +45,16 @@ def no_tf32():
 def test_contrastive_loss_matches_the_original(form):
     arrays = golden.load("nt_xent")
     for case in map(str, arrays["cases"]):
-        z, temperature = tf.constant(arrays[f"{case}/hidden"]), float(case.split("_")[2][3:])
+        z = tf.constant(arrays[f"{case}/hidden"])
         with tf.GradientTape() as tape:
             tape.watch(z)
-            loss = form(z, case.endswith("norm1"), temperature)[0]
+            loss = form(z, **golden.contrastive_settings(case))[0]
         assert golden.relative_error(loss, arrays[f"{case}/loss"]) < 1e-5
         assert golden.relative_error(tape.gradient(loss, z), arrays[f"{case}/grad"]) < 1e-5
 
 
 def test_blur_matches_the_original():
-    arrays, sigmas = golden.load("images"), ("0.3", "1.0", "2.0")
-    image = tf.constant(arrays["97x131/blur_in"])
-    blurred = data_util.gaussian_blur(tf.stack([image] * 3), 6, tf.constant([*map(float, sigmas)]))
-    for row, sigma in zip(blurred, sigmas):
-        assert golden.relative_error(row, arrays[f"97x131/blur_k6_sigma{sigma}"]) < 1e-5
+    golden.assert_blur_matches("97x131", 1e-5)
 
 
 @pytest.mark.parametrize("training, bound", [(False, 1e-4), (True, 1e-2)])
@@ -68,13 +63,9 @@ def test_networks_match_the_original(training, bound):
     for case in map(str, arrays["cases"]):
         config, _ = golden.config_of(arrays, case)
         model, _ = golden.build_model(config)
-        random = np.random.default_rng(int(arrays[f"{case}/views_seed"]))
-        views = random.uniform(0, 1, (4, config.image_size, config.image_size, 6))
-        images = np.concatenate(np.split(np.float32(views), 2, -1))
-        outputs = model(images, training=training)
-        for ours, theirs in (("proj_head_output", "proj"), ("logits_sup", "logits")):
-            expected = arrays[f"{case}/{'train' if training else 'eval'}/{theirs}"]
-            assert golden.relative_error(outputs[ours], expected) < bound
+        outputs = model(golden.views_of(arrays, case, config.image_size), training=training)
+        prefix = f"{case}/{'train' if training else 'eval'}"
+        golden.assert_outputs_match(outputs, arrays, prefix, bound)
 
 
 def two_steps(config, weights=None):
@@ -101,15 +92,9 @@ def two_steps(config, weights=None):
 
 @pytest.mark.parametrize("depth, size, batch", [(18, 32, 32), (50, 224, 16)])
 def test_float32_steps_match_float64_steps_on_the_cpu(depth, size, batch):
-    config = Config(
-        resnet_depth=depth,
-        image_size=size,
-        train_batch_size=batch,
-        use_blur=False,
-        train_steps=100,
-        warmup_epochs=0.0,
-        seed=1,
-    )
+    flags = f"--resnet_depth={depth} --image_size={size} --train_batch_size={batch} --nouse_blur"
+    flags += " --train_steps=100 --warmup_epochs=0 --seed=1"
+    config = Config(**parse_settings(flags))
     actual, weights = two_steps(config)
     keras.backend.set_floatx("float64")
     try:

@@ -59,7 +59,6 @@ def imports(path):
 
 def test_every_module_has_an_import_group():
     assert {path.stem for path in ROOT.glob("*.py")} | {*PACKAGES} == GROUP_OF.keys()
-    assert len(list(ROOT.glob("*.py"))) == 13
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -102,8 +101,7 @@ def test_packages_have_no_import_cycles(package):
             for imported in imports(path)
             if imported.startswith(f"{package}.")
         }
-    order = list(graphlib.TopologicalSorter(graph).static_order())  # Raises CycleError.
-    assert set(order) >= set(graph)
+    graphlib.TopologicalSorter(graph).prepare()  # Raises CycleError.
 
 
 def test_test_modules_do_not_import_each_other():

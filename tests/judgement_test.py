@@ -16,7 +16,7 @@ import metrics
 import model as model_lib
 import simclr
 from checkpoints.run_directory import Recorded
-from config import Config
+from config import Config, parse_settings
 from probing import diagnostics
 from sources import datasets, digits
 from support.images import write_images
@@ -194,9 +194,9 @@ def test_folders_that_are_probably_not_classes_are_reported(
 
 
 def test_evaluations_with_derived_sizes_use_the_length_of_the_run():
-    settings = {"train_steps": 500, "train_batch_size": 32, "train_epochs": 100}
-    settings |= {"train_split": "train[:80%]", "eval_split": "train[80%:]"}
-    recorded = Recorded(settings=settings, last_step=500)
+    flags = "--train_steps=500 --train_batch_size=32 --train_epochs=100"
+    flags += " --train_split=train[:80%] --eval_split=train[80%:]"
+    recorded = Recorded(settings=parse_settings(flags), last_step=500)
     config = Config(mode="eval", train_batch_size=0, train_epochs=0)
     config, _ = checks.adopt(config, ["train_batch_size", "train_epochs"], recorded)
     assert config.train_steps == 500

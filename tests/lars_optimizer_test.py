@@ -11,7 +11,7 @@ from lars_optimizer import LARSOptimizer, lars_update
 from support import golden
 
 ARRAYS = golden.load("lars")
-NAMES = [str(name) for name in ARRAYS["names"]]
+NAMES = [*map(str, ARRAYS["names"])]
 
 
 def check_steps(case, **changes):
@@ -27,7 +27,7 @@ def check_steps(case, **changes):
             assert_allclose(variable, expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("case", [str(case) for case in ARRAYS["cases"]])
+@pytest.mark.parametrize("case", [*map(str, ARRAYS["cases"])])
 def test_steps_match_the_original(case):
     check_steps(case)
 

@@ -9,15 +9,12 @@ import pytest
 from PIL import Image
 
 import metrics
+from config import parse_settings
 from support import ROOT, documents, read_json
 from support.runs import run
 
 pytestmark = pytest.mark.slow
 UNTRAINED = "/untrained_encoder"
-
-
-def read_results(directory):
-    return read_json(directory / "result.json")
 
 
 def test_the_script_of_40_lines_trains_an_encoder():
@@ -68,30 +65,15 @@ def test_color_distortion_prevents_the_color_shortcut(textures, tmp_path):
     results = []
     for strength in (0.0, 1.0):
         directory = tmp_path / str(strength)
-        run(
-            directory,
-            dataset=f"folder:{textures}",
-            resnet_depth=10,
-            train_split="train",
-            train_batch_size=128,
-            train_steps=100,
-            warmup_epochs=1,
-            color_jitter_strength=strength,
-            use_blur=False,
-            eval_protocol="lbfgs,contrastive",
-            eval_baselines=True,
-            mode="train_then_eval",
-            stem="imagenet",
-            image_size=24,
-            proj_out_dim=128,
-            learning_rate=0.1,
-            learning_rate_scaling="sqrt",
-            linear_head_learning_rate=0.1,
-            temperature=0.2,
-            eval_batch_size=256,
-            seed=1,
-        )
-        results.append(read_results(directory))
+        flags = f"""
+        --dataset=folder:{textures} --train_split=train --color_jitter_strength={strength} --nouse_blur
+        --mode=train_then_eval --train_steps=100 --train_batch_size=128 --warmup_epochs=1 --seed=1
+        --learning_rate=0.1 --learning_rate_scaling=sqrt --linear_head_learning_rate=0.1
+        --resnet_depth=10 --stem=imagenet --image_size=24 --proj_out_dim=128 --temperature=0.2
+        --eval_protocol=lbfgs,contrastive --eval_baselines --eval_batch_size=256
+        """
+        run(directory, **parse_settings(flags))
+        results.append(read_json(directory / "result.json"))
     with_crops_alone, with_color = results
     # With crops alone, the contrastive task can be solved by color, and the encoder discards the
     # texture.

@@ -12,7 +12,7 @@ import data
 import metrics
 import model as model_lib
 import objective
-from config import Config
+from config import Config, parse_settings
 from probing import logistic_regression
 from sources import datasets
 from support import SMALL, read_json, runs, write_json
@@ -164,31 +164,21 @@ def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    "train_mode, settings",
-    [("pretrain", dict(train_steps=1)), ("supervised", dict(train_steps=30, micro_batch_size=8))],
+    "flags",
+    [
+        "--train_mode=pretrain --train_steps=1",
+        "--train_mode=supervised --train_steps=30 --micro_batch_size=8",
+    ],
 )
 def test_multi_label_run_reports_the_mean_average_precision_of_its_predictions(
-    tiny_voc, train_mode, settings, tmp_path
+    tiny_voc, flags, tmp_path
 ):
-    runs.run(
-        tmp_path / "run",
-        given=["eval_split"],
-        mode="train_then_eval",
-        train_mode=train_mode,
-        dataset="tiny_voc",
-        data_dir=tiny_voc,
-        train_batch_size=16,
-        eval_batch_size=20,
-        use_blur=False,
-        optimizer="momentum",
-        learning_rate=0.5,
-        warmup_epochs=0,
-        weight_decay=0.0,
-        batch_norm_decay=0.5,
-        save_predictions=True,
-        eval_split="test",
-        **settings,
-    )
+    flags = f"""
+    {flags} --mode=train_then_eval --dataset=tiny_voc --data_dir={tiny_voc} --eval_split=test
+    --train_batch_size=16 --eval_batch_size=20 --nouse_blur --optimizer=momentum --learning_rate=0.5
+    --warmup_epochs=0 --weight_decay=0 --batch_norm_decay=0.5 --save_predictions
+    """
+    runs.run(tmp_path / "run", ["eval_split"], **parse_settings(flags))
     results = read_json(tmp_path / "run" / "result.json")
     saved = np.load(tmp_path / "run" / f"predictions_{results['global_step']}.npz")
     assert saved["labels"].shape == saved["logits"].shape == (32, 3)
@@ -196,32 +186,26 @@ def test_multi_label_run_reports_the_mean_average_precision_of_its_predictions(
     assert mean_precision == approx(
         metrics.mean_average_precision_11(saved["labels"], saved["logits"])
     )
-    if train_mode == "supervised":
+    if "supervised" in flags:
         assert mean_precision > 0.9  # The task is easy, so the precision must be high.
 
 
 @pytest.mark.parametrize(
-    "settings, message",
+    "flags, message",
     [
         (
-            dict(mode="train_then_eval", eval_protocol="knn", eval_split="test"),
+            "--mode=train_then_eval --eval_protocol=knn --eval_split=test",
             "--eval_protocol=knn: .* one label per example, but tiny_voc has multiple",
         ),
         (
-            dict(train_mode="supervised", label_fraction=0.5),
+            "--train_mode=supervised --label_fraction=0.5",
             "--label_fraction=0.5: tiny_voc has multiple labels per example",
         ),
     ],
 )
 def test_single_label_settings_are_rejected_for_multi_label_data(
-    settings, message, tiny_voc, tmp_path
+    flags, message, tiny_voc, tmp_path
 ):
+    settings = parse_settings(f"{flags} --dataset=tiny_voc --data_dir={tiny_voc} --train_steps=1")
     with rejects(message):
-        runs.run(
-            tmp_path,
-            ["eval_split"],
-            dataset="tiny_voc",
-            data_dir=tiny_voc,
-            train_steps=1,
-            **settings,
-        )
+        runs.run(tmp_path, ["eval_split"], **settings)

@@ -71,11 +71,10 @@ def similar_views(images, width, dtype, noise=1.0):
     return tf.constant(np.concatenate([first, first + noise * difference]), dtype)
 
 
-@pytest.mark.parametrize("case", [str(case) for case in ARRAYS["cases"]])
+@pytest.mark.parametrize("case", [*map(str, ARRAYS["cases"])])
 def test_loss_metrics_and_gradient_match_the_original(case):
     z = tf.constant(ARRAYS[f"{case}/hidden"])
-    temperature = float(case.split("tau")[1].split("_")[0])
-    settings = {"hidden_norm": case.endswith("norm1"), "temperature": temperature}
+    settings = golden.contrastive_settings(case)
     recorded = [ARRAYS[f"{case}/{name}"] for name in ("loss", "contrast_acc", "contrast_entropy")]
     # For 4 images, there are 2 blocks; for 33 images, there are 3.
     blocked = functools.partial(blocked_nt_xent.contrastive_loss, block_rows=len(z) // 2)

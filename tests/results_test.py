@@ -11,12 +11,13 @@ import checks
 import evaluate
 import train
 from checkpoints import checkpoint_files, computed_from, run_directory, weight_files
+from config import parse_settings
 from runtime.errors import UserError
 from sources import datasets
 from sources.tfds_source import TfdsSource
 from support import processes, read_json, runs
 from support.errors import rejects
-from support.images import write_images
+from support.images import write_folder
 from support.tfds_data import write_tfds
 
 pytestmark = pytest.mark.usefixtures("stem_only_resnet")
@@ -36,37 +37,26 @@ def originals(tmp_path_factory):
     return directory
 
 
-def contents(directory):
-    """Returns a dict of the files in a directory, without TensorBoard events and the lock for exports."""
-    return {
-        path: content
-        for path, content in runs.contents(directory).items()
-        if "events" not in path.name and path.name != "export.lock"
-    }
-
-
 def test_evaluating_other_weights_changes_no_file_of_a_run(originals, tmp_path, logged):
     a, b = (shutil.copytree(originals / name, tmp_path / name) for name in "ab")
-    before = contents(a)
+    before = runs.lasting_files(a)
     run(a, mode="eval", checkpoint=str(b), keep_best=True, save_predictions=True)
     (other,) = a.glob("other_*")
     weights = weight_files.open_weights(str(b)).digest()
     assert other.name == f"other_{weights[:8]}"
     assert any(line.startswith(f"results: {other} (") for line in logged)
-    after = {name: text for name, text in contents(a).items() if name.parts[0] != other.name}
+    after = {
+        name: text for name, text in runs.lasting_files(a).items() if name.parts[0] != other.name
+    }
     assert after == before
     assert read_json(other / "result.json")["computed_from"]["weights"] == weights
     # The weights of the run itself are evaluated in its directory.
     run(a, mode="eval", checkpoint=str(a / "ckpt-2"), keep_best=True, eval_steps=1)
     assert read_json(a / "result_2.json")["computed_from"]["examples"] == 90
-    assert (
-        contents(a / "best").items()
-        <= {
-            name.relative_to("best"): text
-            for name, text in before.items()
-            if name.parts[0] == "best"
-        }.items()
-    )
+    best = {
+        path: content for path, content in runs.lasting_files(a).items() if path.parts[0] == "best"
+    }
+    assert best.items() <= before.items()
 
 
 @pytest.fixture(scope="module")
@@ -78,23 +68,24 @@ def longer_run(originals, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "settings, name",
+    "flags, name",
     [
-        (dict(eval_protocol="knn"), "eval_protocol"),
-        (dict(eval_split="test"), "eval_split, examples"),
-        (dict(eval_center_crop=False), "eval_center_crop"),
+        ("--eval_protocol=knn", "eval_protocol"),
+        ("--eval_split=test", "eval_split, examples"),
+        ("--noeval_center_crop", "eval_center_crop"),
     ],
 )
 def test_best_weights_are_compared_only_by_the_same_metric_and_settings(
-    settings, name, longer_run, tmp_path, logged
+    flags, name, longer_run, tmp_path, logged
 ):
+    settings = dict(mode="eval", keep_best=True, train_steps=3, **parse_settings(flags))
     a = shutil.copytree(longer_run, tmp_path / "run")
     before = processes.tensors(a / "best", 2)
-    run(a, mode="eval", keep_best=True, train_steps=3, **settings)
+    run(a, **settings)
     line = next(line for line in logged if line.startswith("--keep_best: the weights are not kept"))
     assert "Use another --eval_name" in line and f"({name})" in line
     np.testing.assert_equal(processes.tensors(a / "best", 2), before)
-    run(a, mode="eval", keep_best=True, train_steps=3, eval_name="new", **settings)
+    run(a, eval_name="new", **settings)
     assert checkpoint_files.list_steps(str(a / "new" / "best"))
 
 
@@ -108,19 +99,20 @@ def test_the_label_subset_matters_only_for_metrics_that_use_it():
 
 
 @pytest.mark.parametrize(
-    "settings, count",
+    "flags, count",
     [
-        (dict(eval_split="train[:100]"), 64),
-        (dict(eval_split="train[60:100]"), 4),
-        (dict(eval_split="test[:50]"), 0),
+        ("--eval_split=train[:100]", 64),
+        ("--eval_split=train[60:100]", 4),
+        ("--eval_split=test[:50]", 0),
         # The training split of an evaluation matters only if it is used.
-        (dict(eval_split="test[:50]", train_split="test"), 0),
-        (dict(eval_split="test[:50]", train_split="test", eval_protocol="knn"), 50),
+        ("--eval_split=test[:50] --train_split=test", 0),
+        ("--eval_split=test[:50] --train_split=test --eval_protocol=knn", 50),
     ],
 )
 def test_images_that_were_used_for_training_are_reported_and_recorded(
-    settings, count, originals, tmp_path, logged
+    flags, count, originals, tmp_path, logged
 ):
+    settings = parse_settings(flags)
     run(tmp_path / "evaluation", mode="eval", checkpoint=str(originals / "a"), **settings)
     lines = [line for line in logged if "are also in the training split" in line]
     assert len(lines) == (count > 0) and all(f"warning: {count} of the " in line for line in lines)
@@ -130,10 +122,9 @@ def test_images_that_were_used_for_training_are_reported_and_recorded(
 
 def test_overlaps_match_the_keys_of_the_examples(tmp_path):
     write_tfds("cifar10", tmp_path / "tfds", train=50, test=10)
-    write_images(tmp_path / "images", *(f"{index}.png" for index in range(40)))
     for source in (
         TfdsSource("cifar10", str(tmp_path / "tfds"), True, None, None),
-        datasets.open_source(f"folder:{tmp_path / 'images'}"),
+        datasets.open_source(write_folder(tmp_path / "images", 40)),
         datasets.open_source("digits"),
     ):
         for split, other in (
@@ -190,13 +181,6 @@ def test_fine_tuning_that_was_stopped_before_its_first_checkpoint_starts_from_th
 # ------------------------------------------------------------------------------------------------------ flipped bits
 
 
-def flips(content):
-    for position in range(8 * len(content)):
-        flipped = bytearray(content)
-        flipped[position // 8] ^= 1 << position % 8
-        yield bytes(flipped)
-
-
 def test_flipped_bits_in_recorded_files_are_detected_or_have_no_effect(tmp_path):
     source = datasets.open_source("digits")
     context = runs.make_context(runs.tiny_config(), source)
@@ -204,14 +188,16 @@ def test_flipped_bits_in_recorded_files_are_detected_or_have_no_effect(tmp_path)
     expected = run_directory.read_run(str(tmp_path))
     for name in ("classes.json", "data.json", "flags.json"):
         content, detected = (tmp_path / name).read_bytes(), 0
-        flipped_contents = list(flips(content))[:: 29 if name == "flags.json" else 5]
-        for flipped in flipped_contents:
+        positions = range(0, 8 * len(content), 29 if name == "flags.json" else 5)
+        for position in positions:
+            flipped = bytearray(content)
+            flipped[position // 8] ^= 1 << position % 8
             (tmp_path / name).write_bytes(flipped)
             try:
                 assert run_directory.read_run(str(tmp_path)) == expected
             except UserError:
                 detected += 1
-        assert detected > 0.5 * len(flipped_contents)
+        assert detected > 0.5 * len(positions)
         (tmp_path / name).write_bytes(content)
 
 

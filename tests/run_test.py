@@ -1,10 +1,9 @@
 """End-to-end runs: training, resuming, evaluation, export, and errors for invalid input."""
 
 import contextlib
-import csv
 import dataclasses
 import inspect
-import json
+import os
 import re
 import shutil
 
@@ -27,20 +26,21 @@ import objective
 import run as run_lib
 import simclr
 import train
-from checkpoints import inspection, restoring, training_log, weight_files
+from checkpoints import checkpoint_files, inspection, restoring, training_log, weight_files
 from checkpoints.lock import Lock
-from config import Config, settings_with
+from config import Config, parse_settings, settings_with
 from probing import features
 from runtime import devices, rng, storage
 from runtime.errors import UserError
 from sources import datasets, digits
-from support import read_json, runs
+from support import read_json, runs, write_json
 from support.errors import rejects
-from support.images import write_images
+from support.images import write_folder
 from support.processes import tensors as weights
 from support.runs import TINY, make_context, run, tiny_config
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
+IMAGES = np.random.default_rng(0).uniform(size=[2, 8, 8, 3]).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +49,12 @@ def complete_run_and_log(tmp_path_factory):
     directory = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_log, "_SECONDS_BETWEEN_ROWS", np.inf)
-        log = run(
-            directory,
-            with_export=True,
-            mode="train_then_eval",
-            train_steps=4,
-            checkpoint_steps=3,
-            keep_checkpoint_max=9,
-            eval_protocol="linear_head,lbfgs,knn",
-            eval_baselines=True,
-            eval_projections=True,
-            linear_head_learning_rate=0.1,
-        )
+        flags = """
+        --mode=train_then_eval --train_steps=4 --checkpoint_steps=3 --keep_checkpoint_max=9
+        --linear_head_learning_rate=0.1 --eval_protocol=linear_head,lbfgs,knn --eval_baselines
+        --eval_projections
+        """
+        log = run(directory, with_export=True, **parse_settings(flags))
     return directory, log
 
 
@@ -83,9 +77,8 @@ def model_weights(path):
 # ------------------------------------------------------------------------------------------------------- one run
 
 
-def test_a_run_writes_all_documented_files(complete_run_and_log):
-    directory, printed = complete_run_and_log
-    names = {path.name for path in directory.iterdir()}
+def test_a_run_writes_all_documented_files(complete_run):
+    names = {*os.listdir(complete_run)}
     assert {
         "ckpt-3.index",
         "ckpt-4.index",
@@ -98,45 +91,36 @@ def test_a_run_writes_all_documented_files(complete_run_and_log):
         "eval",
         "saved_model",
     } <= names
-    assert (directory / "saved_model" / "4" / "saved_model.pb").exists()
-    flags = read_json(directory / "flags.json")
+    assert (complete_run / "saved_model" / "4" / "saved_model.pb").exists()
+    flags = read_json(complete_run / "flags.json")
     assert flags["seed"] == 7 and flags["eval_split"] == "test" and flags["last_step"] == 4
-    others = {"last_step", "initial_weights", "checksum"}
-    assert set(flags) == {*Config.__dataclass_fields__, *others}
-    result = read_json(directory / "result.json")
+    names = Config.__dataclass_fields__
+    assert set(flags) == {*names, "last_step", "initial_weights", "checksum"}
+    result = read_json(complete_run / "result.json")
     assert result["global_step"] == 4
-    kernel = model_weights(directory)["model/supervised_head/linear_layer/dense/kernel"]
+    kernel = model_weights(complete_run)["model/supervised_head/linear_layer/dense/kernel"]
     assert result["eval/regularization_loss"] == approx(
         Config().weight_decay * np.sum(kernel**2) / 2, rel=1e-5
     )
-    for words in (
-        "eval_split: test",
-        "logistic regression, projections",
-        "logistic regression, untrained encoder",
-        "saved_model/4",
-        "linear head, top-1",
-    ):
-        assert words in printed
 
 
 def test_a_run_writes_the_same_tensorboard_scalars_as_the_original(complete_run):
     steps, values = zip(*runs.read_events(complete_run / "train"))
-    tags = {value.tag for value in values}
     losses = ("contrast_loss", "supervised_loss", "weight_decay", "total_loss")
-    scalars = {f"train/{name}" for name in (*losses, "contrast_acc", "contrast_entropy")}
-    assert scalars | {"train/supervised_acc", "learning_rate", "views"} <= tags
-    assert max(steps) == 4
+    scalars = (*losses, "contrast_acc", "contrast_entropy", "supervised_acc")
+    expected = {"learning_rate", "views", *(f"train/{name}" for name in scalars)}
+    assert expected <= {value.tag for value in values} and max(steps) == 4
 
 
 def test_history_contains_the_epoch_and_the_mean_learning_rate(complete_run):
-    with open(complete_run / "history.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["learning_rate"]]
+    history = training_log.read_history(str(complete_run))
+    rows = [row for row in history if "learning_rate" in row]
     schedule = model_lib.build_schedule(tiny_config(train_steps=4), 64)
     # Rows are written at the checkpoints. A batch is half of the training images.
-    assert [(row["step"], float(row["epoch"])) for row in rows] == [("3", 1.5), ("4", 2.0)]
+    assert [(row["step"], row["epoch"]) for row in rows] == [(3, 1.5), (4, 2)]
     for row, steps in zip(rows, ([0, 1, 2], [3])):
         expected = np.mean([schedule(step) for step in steps])
-        assert float(row["learning_rate"]) == approx(expected, rel=1e-4)
+        assert row["learning_rate"] == approx(expected, rel=1e-4)
 
 
 def test_the_preview_shows_each_image_above_its_two_views(complete_run):
@@ -178,6 +162,11 @@ def test_a_run_announces_its_inputs_and_phases(complete_run_and_log):
         "evaluating step 4: linear head",
         "evaluating step 4: frozen encoder",
         "exporting the SavedModel",
+        ".*eval_split: test.*",
+        ".*saved_model/4.*",
+        "logistic regression, projections.*",
+        "logistic regression, untrained encoder.*",
+        "linear head, top-1.*",
     ):
         assert re.search(f"^{line}$", printed, re.MULTILINE), line
 
@@ -212,13 +201,12 @@ def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
         assert result[key + "/raw_pixels"] == approx(expected, abs=2 / 360)
     assert any(result[key + "/projections"] != result[key] for key in (metrics.LBFGS, metrics.KNN))
     model, _ = restoring.open_network(str(complete_run))
-    images = np.random.default_rng(0).uniform(size=[3, 8, 8, 3]).astype(np.float32)
-    endpoints = model(images, training=False)
+    endpoints = model(IMAGES, training=False)
     for function, name in (
         (features.encoder_function, "final_avg_pool"),
         (features.projection_function, "proj_head_output"),
     ):
-        assert_allclose(function(model)(images), endpoints[name], rtol=1e-5)
+        assert_allclose(function(model)(IMAGES), endpoints[name], rtol=1e-5)
 
 
 def test_a_resumed_run_matches_an_uninterrupted_run(complete_run, tmp_path):
@@ -266,7 +254,7 @@ def test_predictions_and_baselines_are_added_to_a_finished_run(copied_run):
     file = copied_run / "result_4.json"
     results = read_json(file)
     del results["checksum"], results[f"{metrics.KNN}/raw_pixels"]
-    file.write_text(json.dumps(results))
+    write_json(file, results)
     settings["eval_protocol"] = "knn"
     assert "evaluating" not in run(copied_run, **settings)
     assert "evaluating step 4: frozen encoder" in run(copied_run, eval_baselines=True, **settings)
@@ -312,7 +300,7 @@ def test_training_ends_after_train_steps_even_between_checkpoints(tmp_path):
     # Eight images need not include all ten classes.
     settings = dict(train_split="train[:8]", train_batch_size=4)
     run(tmp_path, with_export=True, train_steps=2, checkpoint_steps=5, **settings)
-    assert {path.name for path in tmp_path.glob("ckpt*.index")} == {"ckpt-2.index"}
+    assert checkpoint_files.list_steps(str(tmp_path)) == [2]
     # exported without evaluation
     assert (tmp_path / "saved_model" / "2" / "saved_model.pb").exists()
 
@@ -321,31 +309,31 @@ def test_training_ends_after_train_steps_even_between_checkpoints(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings, last_step",
+    "flags, last_step",
     [
         # The run recorded its last step. The evaluation's own settings result in other numbers of
         # steps.
-        (dict(), 4),
-        (dict(train_batch_size=2), 4),
-        (dict(train_split="test"), 4),
-        (dict(train_split="missing"), 4),
-        (dict(keep_best=True), 4),
-        (dict(train_steps=3, eval_epochs=1), 3),
-        (dict(train_steps=4), 4),
+        ("", 4),
+        ("--train_batch_size=2", 4),
+        ("--train_split=missing", 4),
+        ("--keep_best", 4),
+        ("--train_steps=3 --eval_epochs=1", 3),
+        ("--train_steps=4", 4),
         # With a different training length, the last step is computed with the training split of the
         # run.
-        (dict(train_epochs=3, train_split="test"), 7),
+        ("--train_epochs=3 --train_split=test", 7),
     ],
 )
 def test_continuous_evaluation_evaluates_each_checkpoint_once_and_ends_at_the_last_step(
-    complete_run, settings, last_step, monkeypatch
+    complete_run, flags, last_step, monkeypatch
 ):
-    steps = [3, 4] if {"keep_best", "eval_epochs"} & set(settings) else [4]
+    settings = parse_settings(flags)
+    steps = [3, 4] if {"keep_best", "eval_epochs"} & {*settings} else [4]
     seen = []
     monkeypatch.setattr(
         evaluate.Evaluator, "evaluate_and_write", lambda _, step, *args: seen.append(step) or {}
     )
-    given = ({"train_steps", "train_epochs"} & set(settings)) | {"train_split"}
+    given = ({"train_steps", "train_epochs"} & {*settings}) | {"train_split"}
     log = run(complete_run, given, mode="eval", eval_timeout=0.2, **settings)
     message = f"waiting for checkpoints in {complete_run}, up to step {last_step}"
     assert seen == steps and message in log.splitlines()
@@ -379,16 +367,15 @@ def test_an_evaluation_uses_the_data_of_the_run(given, tmp_path):
     assert (results["computed_from"]["examples"] == 390) == (not given)
 
 
-def test_an_evaluation_does_not_wait_for_a_missing_directory(tmp_path):
-    (tmp_path / "shapes").mkdir()
-    with rejects("shape: the directory does not exist. Did you mean .*/shapes\\?"):
-        run(tmp_path / "shape", mode="eval")
-
-
 def test_continuous_evaluation_exports_each_checkpoint_with_its_results(copied_run, monkeypatch):
     exported = copied_run / "saved_model" / "4" / "saved_model.pb"
     before = exported.stat().st_mtime_ns
     monkeypatch.setattr(train, "train", None)
+    # An evaluation of given weights exports nothing.
+    checkpoint = str(copied_run / "ckpt-3")
+    run(copied_run, with_export=True, mode="eval", checkpoint=checkpoint, eval_steps=1)
+    assert (copied_run / "result_3.json").exists()
+    assert os.listdir(copied_run / "saved_model") == ["4"]
     # The evaluation is started with a different temperature than the run.
     run(
         copied_run,
@@ -401,29 +388,16 @@ def test_continuous_evaluation_exports_each_checkpoint_with_its_results(copied_r
         eval_epochs=1,
     )
     assert exported.stat().st_mtime_ns == before
-    assert {path.name for path in (copied_run / "second" / "saved_model").iterdir()} == {"3", "4"}
-    images = np.random.default_rng(0).uniform(size=[2, 8, 8, 3]).astype(np.float32)
+    assert {*os.listdir(copied_run / "second" / "saved_model")} == {"3", "4"}
     for step in (3, 4):
         path = copied_run / "second" / "saved_model" / str(step)
         description = weight_files.read_description(str(path))
         assert description["step"] == step and description["flags"].get("temperature", 0.1) == 0.1
         results = read_json(copied_run / "second" / f"result_{step}.json")
         assert dict(description["results"], checksum=results["checksum"]) == results
-        logits = tf.saved_model.load(str(path))(images, trainable=False)["logits_sup"]
+        logits = tf.saved_model.load(str(path))(IMAGES, trainable=False)["logits_sup"]
         model, _ = restoring.open_network(str(copied_run / f"ckpt-{step}"))
-        assert_allclose(logits, model(images, training=False)["logits_sup"], rtol=1e-4, atol=1e-6)
-
-
-def test_evaluation_of_another_checkpoint_exports_nothing_to_the_run_directory(copied_run):
-    shutil.rmtree(copied_run / "saved_model")
-    run(
-        copied_run,
-        with_export=True,
-        mode="eval",
-        checkpoint=str(copied_run / "ckpt-3"),
-        eval_steps=1,
-    )
-    assert (copied_run / "result_3.json").exists() and not (copied_run / "saved_model").exists()
+        assert_allclose(logits, model(IMAGES, training=False)["logits_sup"], rtol=1e-4, atol=1e-6)
 
 
 def test_checkpoints_removed_during_their_evaluation_are_not_exported(copied_run, monkeypatch):
@@ -436,39 +410,43 @@ def test_checkpoints_removed_during_their_evaluation_are_not_exported(copied_run
     log = run(copied_run, with_export=True, mode="eval", train_steps=4, eval_epochs=1)
     # Step 3 is not exported, because step 4 has been.
     assert log.count("removed before it could be read") == 1
-    assert {path.name for path in (copied_run / "saved_model").iterdir()} == {"4"}
+    assert os.listdir(copied_run / "saved_model") == ["4"]
 
 
 @pytest.mark.parametrize(
-    "settings, warning",
+    "flags, warnings",
     [
+        ("--linear_head_learning_rate=0.1", []),
+        ("", ["--linear_head_learning_rate is not set: with 1437 images"]),
+        # Supervised training does not need large batches.
+        ("--train_mode=supervised --train_batch_size=16", []),
         (
-            dict(warmup_epochs=51),
-            "--warmup_epochs=51: the learning rate increases during 2290 of 4491 steps",
+            "--warmup_epochs=51 --linear_head_learning_rate=0.1",
+            ["--warmup_epochs=51: the learning rate increases during 2290 of 4491 steps"],
+        ),
+        ("--train_batch_size=16 --linear_head_learning_rate=0.1", ["--train_batch_size=16: "]),
+        (
+            "--train_split=train[:639] --linear_head_learning_rate=0.1",
+            ["--train_epochs=100: with 1997 steps, "],
         ),
         (
-            dict(linear_head_learning_rate=None),
-            "--linear_head_learning_rate is not set: with 1437 images",
+            "--train_split=train[:100] --train_epochs=700 --linear_head_learning_rate=0.1",
+            ["train[:100] has fewer than 10 images"],
         ),
-        (dict(train_batch_size=16), "--train_batch_size=16: "),
-        (dict(train_split="train[:639]"), "--train_epochs=100: with 1997 steps, "),
-        (dict(train_split="train[:100]", train_epochs=700), "train[:100] has fewer than 10 images"),
-        (dict(eval_split="test[:8]", mode="train_then_eval"), "test[:8] has no images of 3 of 10"),
         (
-            dict(image_size=64),
-            "--image_size=64: the images are much smaller (median of the shorter side: 8 pixels)",
+            "--eval_split=test[:8] --mode=train_then_eval --linear_head_learning_rate=0.1",
+            ["test[:8] has no images of 3 of 10"],
+        ),
+        (
+            "--image_size=64 --linear_head_learning_rate=0.1",
+            ["--image_size=64: the images are much smaller (median of the shorter side: 8 pixels)"],
         ),
     ],
 )
-def test_unsuitable_settings_are_reported(settings, warning):
-    config = tiny_config(linear_head_learning_rate=0.1, train_split="train")
-    context = make_context(config)
-    assert checks.advice(context) == []
-    (line,) = checks.advice(context.replace(config=config.replace(**settings)))
-    assert warning in line
-    # Supervised training does not need large batches.
-    no_warnings = dict(train_mode="supervised", linear_head_learning_rate=None, train_batch_size=16)
-    assert checks.advice(context.replace(config=config.replace(**no_warnings))) == []
+def test_unsuitable_settings_are_reported(flags, warnings):
+    settings = {"train_split": "train", **parse_settings(flags)}
+    lines = checks.advice(make_context(tiny_config(**settings)))
+    assert all(warning in line for warning, line in zip(warnings, lines, strict=True))
 
 
 @pytest.mark.parametrize("red, is_gray", [(9, True), (99, False)])
@@ -496,17 +474,8 @@ def test_continuous_evaluation_prints_tables_and_ends_after_the_timeout(complete
     assert "--eval_timeout" in printed
     assert re.search(r"ckpt-4\n-+\nlinear head, top-1 +0\.\d{4} \[", printed)
     results = runs.read_results(complete_run / "again" / "result_4.json")
-    assert not {metrics.LBFGS, metrics.KNN} & set(results)
-    assert set(results) >= {
-        metrics.LINEAR_TOP_1,
-        metrics.LINEAR_TOP_5,
-        metrics.MEAN_PER_CLASS,
-        "eval/label_examples",
-        "eval/label_majority",
-        "eval/regularization_loss",
-        "global_step",
-        metrics.CONTRAST_LOSS,
-    }
+    assert {metrics.LINEAR_TOP_1, metrics.CONTRAST_LOSS} <= results.keys()
+    assert not {metrics.LBFGS, metrics.KNN} & results.keys()
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -527,9 +496,8 @@ def complete(config, given=()):
 
 
 def test_the_learning_rate_of_a_missing_linear_head_is_removed(tmp_path):
-    write_images(tmp_path / "images", *(f"{number}.png" for number in range(4)))
     config = Config(
-        dataset=f"folder:{tmp_path / 'images'}",
+        dataset=write_folder(tmp_path / "images", 4),
         model_dir=str(tmp_path),
         linear_head_learning_rate=0.1,
         zero_init_logits_layer=True,
@@ -544,13 +512,9 @@ def test_the_learning_rate_of_a_missing_linear_head_is_removed(tmp_path):
 @pytest.mark.parametrize("recorded", ["train[:80%]", "train"])
 @pytest.mark.parametrize("mode", ["train", "train_then_eval"])
 def test_resumed_run_keeps_its_training_images_if_only_the_mode_changes(recorded, mode, tmp_path):
-    write_images(tmp_path / "images", *(f"{index}.png" for index in range(50)))
-    dataset = f"folder:{tmp_path / 'images'}"
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "flags.json").write_text(
-        json.dumps(dict(dataset=dataset, train_split=recorded, seed=3))
-    )
-    config = Config(dataset=dataset, mode=mode, model_dir=str(tmp_path / "run"))
+    dataset = write_folder(tmp_path / "images", 50)
+    write_json(tmp_path / "flags.json", dict(dataset=dataset, train_split=recorded, seed=3))
+    config = Config(dataset=dataset, mode=mode, model_dir=str(tmp_path))
     config, lines = complete(config, ["dataset", "mode", "model_dir"])
     assert (config.train_split, config.seed) == (recorded, 3)
     assert config.eval_split == ("validation" if mode == "train" else "train[80%:]")
@@ -567,14 +531,11 @@ def test_knn_replaces_a_missing_linear_head_if_there_are_labels():
 @pytest.fixture(scope="module")
 def small_model():
     """Returns evaluation settings (40 examples, all protocols except the slow `lbfgs`) and a model."""
-    config = tiny_config(
-        train_split="train[:30]",
-        eval_batch_size=20,
-        eval_split="test[:40]",
-        eval_protocol="linear_head,contrastive,knn",
-        eval_baselines=True,
-        eval_projections=True,
-    )
+    flags = """
+    --train_split=train[:30] --eval_batch_size=20 --eval_split=test[:40] --eval_baselines
+    --eval_protocol=linear_head,contrastive,knn --eval_projections
+    """
+    config = tiny_config(**parse_settings(flags))
     keras.utils.set_random_seed(1)
     return config, model_lib.build_model(config, 10)
 
@@ -614,9 +575,6 @@ def test_repeated_evaluations_trace_once_and_write_one_event_file(
     fresh = evaluate.evaluate_and_write(other, model, 3)
     assert results[2].pop("computed_from") == fresh.pop("computed_from")
     assert results[2] == approx(fresh, rel=1e-6)
-    assert {
-        f"{metrics.KNN}/{name}" for name in ("raw_pixels", "untrained_encoder", "projections")
-    } <= set(fresh)
 
 
 @pytest.mark.parametrize("part_rows, eval_steps", [(6, 0), (10, 0), (64, 0), (10, 1)])
@@ -720,15 +678,9 @@ def test_pretraining_does_not_use_the_network_of_the_checkpoint(complete_run):
     assert checks.adopt(config, (), inspection.read_recorded(config)) == (config, [])
 
 
-FINE_TUNING = dict(
-    train_mode="finetune",
-    fine_tune_after_block=1,
-    ft_proj_selector=1,
-    optimizer="momentum",
-    learning_rate=1.0,
-    warmup_epochs=0,
-    weight_decay=0.01,
-    save_predictions=True,
+FINE_TUNING = parse_settings(
+    "--train_mode=finetune --fine_tune_after_block=1 --ft_proj_selector=1 --optimizer=momentum"
+    " --learning_rate=1 --warmup_epochs=0 --weight_decay=0.01 --save_predictions"
 )
 
 
@@ -758,11 +710,10 @@ def test_fine_tuning_changes_all_layers_except_frozen_ones(complete_run, fine_tu
 def test_the_stem_and_the_given_number_of_block_groups_are_frozen(block, small_model):
     model = model_lib.build_model(small_model[0], 10)
     model.freeze(block)
-    refs = {variable.ref() for variable in model.trainable_variables}
     trained = {
         "/".join(key.split("/")[2:4])
         for key, variable in restoring.variables_by_key(model=model).items()
-        if variable.ref() in refs and key.startswith("model/resnet_model/")
+        if any(variable is each for each in model.resnet_model.trainable_variables)
     }
     stem = {name for name in trained if name.startswith("initial")}
     assert trained - stem == {f"block_groups/{group}" for group in range(max(block, 0), 2)}
@@ -799,18 +750,12 @@ def test_evaluations_of_fine_tuning_use_the_settings_of_the_run(fine_tuned, tmp_
 def test_fine_tuning_on_different_classes_starts_from_a_zero_initialized_classifier(
     complete_run, tmp_path, capsys
 ):
-    write_images(
-        tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8))
-    )
-    settings = dict(
-        dataset=f"folder:{tmp_path / 'images'}",
-        train_split="train",
-        train_mode="finetune",
-        checkpoint=str(complete_run / "ckpt-4"),
-        train_batch_size=12,
-        zero_init_logits_layer=True,
-    )
-    config = tiny_config(**settings, model_dir=str(tmp_path / "run"))
+    flags = f"""
+    --dataset={write_folder(tmp_path / "images", 8, *"abc")} --train_split=train --train_batch_size=12
+    --train_mode=finetune --checkpoint={complete_run}/ckpt-4 --zero_init_logits_layer
+    --model_dir={tmp_path}/run
+    """
+    config = tiny_config(**parse_settings(flags))
     state = train.build_training_state(make_context(config), config.model_dir)
     assert "not loaded: linear head" in capsys.readouterr().out
     kernel, bias = state.model.supervised_head.variables
@@ -818,18 +763,12 @@ def test_fine_tuning_on_different_classes_starts_from_a_zero_initialized_classif
 
 
 def test_supervised_training_from_scratch_uses_the_label_fraction(tmp_path):
-    log = run(
-        tmp_path,
-        train_mode="supervised",
-        label_fraction=0.5,
-        train_split="train[:80]",
-        train_batch_size=16,
-        train_epochs=1,
-        mode="train_then_eval",
-        eval_steps=1,
-        color_jitter_strength=0.5,
-        optimizer="momentum",
-    )
+    flags = """
+    --train_mode=supervised --label_fraction=0.5 --train_split=train[:80] --train_batch_size=16
+    --train_epochs=1 --mode=train_then_eval --eval_steps=1 --color_jitter_strength=0.5
+    --optimizer=momentum
+    """
+    log = run(tmp_path, **parse_settings(flags))
     saved = model_weights(tmp_path / "ckpt-3")  # Three steps cover 40 examples in batches of 16.
     assert not any("_projection_head" in key for key in saved)
     assert saved["model/supervised_head/linear_layer/dense/kernel"].shape == (128, 10)
@@ -859,25 +798,18 @@ def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "train_mode, settings, images",
+    "flags, images",
     [
-        ("pretrain", {}, 64),
-        ("supervised", {}, 32),
-        ("distill", dict(teacher="unused", distill_alpha=0.5), 64),
+        ("--train_mode=pretrain", 64),
+        ("--train_mode=supervised", 32),
+        ("--train_mode=distill --teacher=unused --distill_alpha=0.5", 64),
     ],
 )
-def test_label_seed_selects_the_labels(train_mode, settings, images):
+def test_label_seed_selects_the_labels(flags, images):
+    flags += " --mode=train_then_eval --eval_split=test --eval_protocol=knn --label_fraction=0.5"
     selected = []
     for seed in (0, 3, 0):
-        config = tiny_config(
-            mode="train_then_eval",
-            train_mode=train_mode,
-            eval_split="test",
-            eval_protocol="knn",
-            label_fraction=0.5,
-            label_seed=seed,
-            **settings,
-        )
+        config = tiny_config(label_seed=seed, **parse_settings(flags))
         context = make_context(config)
         run_lib._prepare_source(context)
         assert context.source.num_examples("train[:64]") == images
@@ -903,7 +835,7 @@ def test_too_few_labels_are_reported_before_training_and_waiting(mode, file, tmp
     message = "--label_fraction=0.1: .* 6 examples are too few for 10 classes"
     with rejects(message):
         run(tmp_path, mode=mode, **settings)
-    assert [path.name for path in tmp_path.iterdir()] == [file]
+    assert os.listdir(tmp_path) == [file]
 
 
 # ------------------------------------------------------------------------------------------------------- invalid input
@@ -942,10 +874,6 @@ def test_micro_batches_half_precision_and_new_scalars_work_together(
     assert row["new_per_image"] == approx(2 * row["supervised_loss"], rel=1e-2)
     terms = ("contrast_loss", "supervised_loss", "weight_decay")
     assert row["total_loss"] == approx(sum(row[name] for name in terms) + 1, rel=1e-3)
-    assert {value.dtype for value in weights(tmp_path, 4).values()} == {
-        np.dtype("float32"),
-        np.dtype("int64"),
-    }
 
 
 def test_large_micro_batches_run_with_optimized_graphs(optimized_graphs, tmp_path):
@@ -955,62 +883,33 @@ def test_large_micro_batches_run_with_optimized_graphs(optimized_graphs, tmp_pat
     assert weights(tmp_path, 3)
 
 
-@pytest.fixture
-def gpu_details(monkeypatch):
-    """Replaces the machine's GPUs by two with the same details. Returns the details, a dict."""
-    details = {"device_name": "Card"}
+@pytest.mark.parametrize(
+    "details, override, line, is_refused",
+    [
+        (dict(compute_capability=(9, 0)), "1", "2 x Card; TF32 on", False),
+        (dict(compute_capability=(8, 0)), "0", "2 x Card; TF32 off", False),
+        (dict(compute_capability=(7, 5)), "1", "2 x Card", True),
+        ({}, "1", "2 x Card", False),
+    ],
+)
+def test_gpus_with_tf32_are_reported_and_bfloat16_is_suggested_or_refused(
+    details, override, line, is_refused, monkeypatch
+):
+    details = {**details, "device_name": "Card"}
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [0, 1])
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
-    return details
-
-
-@pytest.mark.parametrize(
-    "details, refused",
-    [
-        (dict(compute_capability=(7, 5)), True),
-        (dict(compute_capability=(8, 0)), False),
-        ({}, False),
-    ],
-)
-def test_bfloat16_is_rejected_on_gpus_that_do_not_support_it(details, refused, gpu_details):
-    gpu_details.update(details)
-    devices.check_precision("float32", use_tpu=False)
-    error = rejects("--precision=mixed_bfloat16: Card .* Use mixed_float16")
-    with error if refused else contextlib.nullcontext():
-        devices.check_precision("mixed_bfloat16", use_tpu=False)
-
-
-@pytest.mark.parametrize(
-    "precision, capability, is_suggested",
-    [("float32", (9, 0), True), ("float32", (7, 5), False), ("mixed_bfloat16", (9, 0), False)],
-)
-def test_half_precision_is_suggested_if_a_gpu_supports_bfloat16(
-    precision, capability, is_suggested, gpu_details
-):
-    gpu_details["compute_capability"] = capability
-    lines = checks.advice(make_context(tiny_config(precision=precision)))
-    assert any("Consider --precision=mixed_bfloat16" in line for line in lines) == is_suggested
-
-
-@pytest.mark.parametrize(
-    "capability, override, expected",
-    [
-        ((9, 0), None, "2 x Card; TF32 on"),
-        ((8, 0), "0", "2 x Card; TF32 off"),
-        ((7, 5), None, "2 x Card"),
-    ],
-)
-def test_device_line_states_whether_float32_uses_tf32(
-    capability, override, expected, gpu_details, monkeypatch
-):
-    gpu_details["compute_capability"] = capability
-    if override is not None:
-        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
-    strategy = devices.make_strategy()
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
     try:
-        assert devices.describe(strategy) == expected
+        assert devices.describe(devices.make_strategy()) == line
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(True)
+    for precision, suits in (("float32", "TF32" in line), ("mixed_bfloat16", False)):
+        lines = checks.advice(make_context(tiny_config(precision=precision)))
+        assert any("Consider --precision=mixed_bfloat16" in line for line in lines) == suits
+        is_rejected = is_refused and precision == "mixed_bfloat16"
+        error = rejects("--precision=mixed_bfloat16: Card .* Use mixed_float16")
+        with error if is_rejected else contextlib.nullcontext():
+            devices.check_precision(precision, use_tpu=False)
 
 
 @pytest.mark.parametrize(
@@ -1030,28 +929,25 @@ def test_reason_is_shown_if_an_existing_gpu_is_not_found(
 
 
 @pytest.mark.parametrize(
-    "settings, message",
+    "flags, message",
     [
-        (dict(micro_batch_size=1), "--micro_batch_size=1: .*number of replicas .2."),
-        (dict(train_batch_size=33), "--train_batch_size=33: .*number of replicas .2.. Use 32"),
-        (dict(train_batch_size=33, mode="eval", eval_split="test"), None),
+        ("--micro_batch_size=1", "--micro_batch_size=1: .*number of replicas .2."),
+        ("--train_batch_size=33", "--train_batch_size=33: .*number of replicas .2.. Use 32"),
+        ("--train_batch_size=33 --mode=eval --eval_split=test", None),
     ],
 )
-def test_batch_sizes_must_be_divisible_by_the_number_of_replicas(settings, message, two_replicas):
-    context = make_context(tiny_config(**settings), strategy=two_replicas)
+def test_batch_sizes_must_be_divisible_by_the_number_of_replicas(flags, message, two_replicas):
+    context = make_context(tiny_config(**parse_settings(flags)), strategy=two_replicas)
     with rejects(message) if message else contextlib.nullcontext():
         checks.check_data(context)
 
 
 def test_knn_evaluation_with_a_single_class_is_rejected(tmp_path):
-    write_images(tmp_path, *(f"only/{number}.png" for number in range(8)))
-    config = tiny_config(
-        dataset=f"folder:{tmp_path}",
-        eval_protocol="knn",
-        train_split="train[:6]",
-        eval_split="train[6:]",
-        eval_batch_size=4,
-    )
+    flags = f"""
+    --dataset={write_folder(tmp_path, 8, "only")} --train_split=train[:6] --eval_split=train[6:]
+    --eval_protocol=knn --eval_batch_size=4
+    """
+    config = tiny_config(**parse_settings(flags))
     model = model_lib.build_model(config, 1)
     with rejects("two classes"):
         evaluate.Evaluator(make_context(config), model).frozen_encoder(1)
@@ -1086,22 +982,13 @@ def test_evaluation_on_two_replicas_matches_evaluation_on_one_replica(two_replic
 
 
 def test_gallery_of_an_image_folder_is_written_without_corrupt_images(tmp_path, monkeypatch):
-    write_images(
-        tmp_path / "photos", *(f"{name}/{number}.png" for name in "ab" for number in range(12))
-    )
+    flags = f"""
+    --dataset={write_folder(tmp_path / "photos", 12, *"ab")} --corrupt_images=skip --train_batch_size=8
+    --mode=train_then_eval --train_steps=1 --eval_protocol=contrastive --eval_batch_size=8
+    --nolineareval_while_pretraining --train_split=train --eval_split=train
+    """
+    settings = parse_settings(flags)
     (tmp_path / "photos" / "a" / "corrupt.png").write_bytes(b"no image")
-    settings = dict(
-        dataset=f"folder:{tmp_path / 'photos'}",
-        corrupt_images="skip",
-        train_batch_size=8,
-        mode="train_then_eval",
-        train_steps=1,
-        eval_protocol="contrastive",
-        lineareval_while_pretraining=False,
-        train_split="train",
-        eval_split="train",
-        eval_batch_size=8,
-    )
     printed = run(tmp_path / "run", with_export=True, **settings)
     page = (tmp_path / "run" / "gallery.html").read_text()
     assert "24 images" in page and "corrupt.png" not in page and "Unreadable images: none" in page

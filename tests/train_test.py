@@ -1,9 +1,10 @@
 """Tests of micro-batches (against a single gradient tape) and mixed precision (dtypes, skipped steps, checkpoints)."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 
 import data
 import data_util
@@ -13,9 +14,10 @@ import simclr
 import train
 from checkpoints import checkpoint_files, training_log
 from checkpoints.training_state import TrainingState
-from config import Config
+from config import Config, parse_settings
 from support import SMALL, runs
 from support.errors import rejects
+from support.replica_worker import trainable_model
 
 pytestmark = pytest.mark.usefixtures("stem_only_resnet")
 SETTINGS = dict(
@@ -29,27 +31,21 @@ SETTINGS = dict(
 CLASSES, ONE_REPLICA = 4, tf.distribute.get_strategy()
 
 
-def make_state(config, directory, strategy=ONE_REPLICA):
-    """Returns a `TrainingState` in which gradients reach all variables."""
+def make_state(config, directory, strategy=ONE_REPLICA, loss_scale=64.0):
+    """Returns a `TrainingState`. With the default loss scale of Keras, the first steps would overflow."""
     with strategy.scope():
-        keras.utils.set_random_seed(3)
-        model = model_lib.build_model(config, CLASSES)
-        for variable in model.variables:
-            if "gamma" in variable.name:
-                variable.assign(tf.ones_like(variable))
+        model = trainable_model(config, CLASSES)
         optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
+        if config.precision == "mixed_float16":
+            optimizer._loss_scale.current_loss_scale.assign(loss_scale)
         return TrainingState(model, optimizer, str(directory), 1)
-
-
-def set_loss_scale(state, scale):
-    state.optimizer._loss_scale.current_loss_scale.assign(scale)
 
 
 def make_step(config, state, strategy=ONE_REPLICA):
     return train.TrainStep(state.model, state.optimizer, config.replace(seed=5), strategy)
 
 
-def batches(config, count=2):
+def batches(config):
     random, size = np.random.default_rng(0), config.image_size
     views = 2 if config.pretraining else 1
     return [
@@ -57,7 +53,7 @@ def batches(config, count=2):
             tuple(np.split(random.uniform(0, 1, (8, size, size, 3 * views)), views, -1)),
             random.integers(0, CLASSES, 8),
         )
-        for _ in range(count)
+        for _ in range(2)
     ]
 
 
@@ -90,14 +86,8 @@ def step_with_one_tape(config, state, views, labels, micro):
             model(tf.concat([view[row : row + micro] for view in pairs], 0), training=True)
             for row in range(0, 8, micro)
         ]
-        hidden = tf.concat(
-            [
-                output["proj_head_output"][view * micro : (view + 1) * micro]
-                for view in range(2)
-                for output in outputs
-            ],
-            0,
-        )
+        halves = zip(*(tf.split(output["proj_head_output"], 2) for output in outputs))
+        hidden = tf.concat([part for half in halves for part in half], 0)
         contrast, _, _ = objective.add_alternative_contrastive_loss(
             hidden,
             config.contrastive_loss,
@@ -150,28 +140,21 @@ def assert_all_changed(weights, start):
     assert all((new != old).any() for new, old in zip(weights, start))
 
 
-@pytest.fixture
-def three_views(monkeypatch):
-    """Adds a third view of each image."""
+def test_losses_state_whether_they_need_labels_and_how_many_views_they_compare(
+    tmp_path, monkeypatch
+):
     for module in (data, simclr):
         monkeypatch.setattr(module, "view_policies", lambda _: (data_util.Policy(),) * 3)
-
-
-def test_losses_for_two_views_reject_a_third_view(three_views, tmp_path):
+    settings = dict(train_steps=1, mode="train")
     with rejects("^--contrastive_loss=nt_xent: this loss compares 2 views .* are 3.$"):
-        runs.run(tmp_path, train_steps=1)
+        runs.run(tmp_path, **settings)
     assert not checkpoint_files.list_steps(str(tmp_path))
 
-
-def test_losses_state_whether_they_need_labels_and_how_many_views_they_compare(
-    three_views, tmp_path, monkeypatch
-):
     def function(z, labels, *_):
         return tf.reduce_mean(z), {"views": tf.constant(z.shape[0] / labels.shape[0])}
 
     loss = simclr.Loss(function, needs_labels=True, num_views=None)
     monkeypatch.setitem(simclr.LOSSES, "nt_xent", loss)
-    settings = dict(train_steps=1, mode="train")
     with rejects("^--contrastive_loss=nt_xent: digits has no labels."):
         runs.run(tmp_path, labels=False, **settings)
     runs.run(tmp_path, **settings)
@@ -191,19 +174,17 @@ def test_reported_scalars_are_means_over_the_steps():
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "flags",
     [
-        dict(micro_batch_size=8, linear_head_learning_rate=0.1),
-        dict(
-            micro_batch_size=2, optimizer="momentum", contrastive_loss="nt_logistic", semi_hard=True
-        ),
+        "--micro_batch_size=8 --linear_head_learning_rate=0.1",
+        "--micro_batch_size=2 --optimizer=momentum --contrastive_loss=nt_logistic --semi_hard",
     ],
 )
 def test_micro_batch_gradients_and_statistics_match_those_of_a_single_tape(
-    settings, float64, tmp_path
+    flags, float64, tmp_path
 ):
     # With fewer than 20 pixels, blur has no effect.
-    config = Config(**{**SETTINGS, "image_size": 20}, **settings)
+    config = Config(**{**SETTINGS, "image_size": 20}, **parse_settings(flags))
     state, reference = make_state(config, tmp_path), make_state(config, tmp_path)
     start = state.model.get_weights()
     reported = take_steps(config, state)
@@ -250,11 +231,10 @@ def test_fine_tuning_gives_the_same_weights_with_and_without_micro_batches(float
 def test_half_precision_losses_are_close_to_float32_losses(precision, micro, tmp_path):
     config = Config(**SETTINGS, micro_batch_size=micro)
     expected = take_steps(config, make_state(config, tmp_path))[0]
-    state = make_state(config.replace(precision=precision), tmp_path)
-    if precision == "mixed_float16":
-        set_loss_scale(state, 64.0)  # With the default loss scale, the first steps overflow.
+    config = config.replace(precision=precision)
+    state = make_state(config, tmp_path)
     start = state.model.get_weights()
-    reported = take_steps(config.replace(precision=precision), state)[0]
+    reported = take_steps(config, state)[0]
     for name in ("train/contrast_loss", "train/supervised_loss"):
         assert reported[name] == pytest.approx(expected[name], rel=0.02), name
     assert reported["train/contrast_loss"] != expected["train/contrast_loss"]
@@ -276,16 +256,16 @@ def test_variables_and_head_outputs_stay_in_float32():
 
 
 @pytest.mark.parametrize(
-    "precision, dtype, settings",
+    "flags, dtype",
     [
-        ("mixed_float16", tf.float16, dict()),
-        ("mixed_bfloat16", tf.bfloat16, dict(sk_ratio=0.0625, stem="imagenet")),
+        ("--precision=mixed_float16", tf.float16),
+        ("--precision=mixed_bfloat16 --sk_ratio=0.0625 --stem=imagenet", tf.bfloat16),
     ],
 )
 def test_convolutions_use_half_precision_and_batch_norm_and_loss_use_float32(
-    precision, dtype, settings, tmp_path
+    flags, dtype, tmp_path
 ):
-    config = Config(**SETTINGS, precision=precision, **settings)
+    config = Config(**SETTINGS, **parse_settings(flags))
     step, batch = make_step(config, make_state(config, tmp_path)), batches(config)[0]
     graph = (
         tf.function(step, autograph=False)
@@ -294,34 +274,28 @@ def test_convolutions_use_half_precision_and_batch_norm_and_loss_use_float32(
         )
         .graph
     )
-    nodes = [operation.node_def for operation in graph.get_operations()]
-    convolutions = [node for node in nodes if node.op.startswith("Conv2D")]
-    assert {node.op for node in convolutions} == {
-        "Conv2D",
-        "Conv2DBackpropInput",
-        "Conv2DBackpropFilter",
-    }
+
+    def attributes(name, pattern):
+        nodes = [node for node in graph.get_operations() if re.fullmatch(pattern, node.type)]
+        return [node.get_attr(name) for node in nodes]
+
     # GPUs use tensor cores for NHWC in half precision.
-    assert {node.attr["T"].type for node in convolutions} == {dtype.as_datatype_enum}
-    assert {node.attr["data_format"].s for node in convolutions} == {b"NHWC"}
-    norms = [node for node in nodes if node.op.startswith("FusedBatchNorm")]
-    assert norms and {node.attr["U"].type for node in norms} == {tf.float32.as_datatype_enum}
-    products = [node.attr["T"].type for node in nodes if node.op == "MatMul"]
+    for kind in ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"):
+        assert {*attributes("T", kind)} == {dtype}
+        assert {*attributes("data_format", kind)} == {b"NHWC"}
+    assert {*attributes("U", "FusedBatchNorm.*")} == {tf.float32}
+    products = attributes("T", "MatMul")
     # The similarities, the last layer of the projection head, the linear head and their gradients
     # are in float32.
-    assert products.count(tf.float32.as_datatype_enum) >= 9
-    assert products.count(dtype.as_datatype_enum) >= 3 * (config.num_proj_layers - 1)
-    losses = [
-        node.attr["T"].type for node in nodes if node.op.endswith("SoftmaxCrossEntropyWithLogits")
-    ]
-    assert losses and set(losses) == {tf.float32.as_datatype_enum}
+    assert products.count(tf.float32) >= 9
+    assert products.count(dtype) >= 3 * (config.num_proj_layers - 1)
+    assert {*attributes("T", ".*SoftmaxCrossEntropyWithLogits")} == {tf.float32}
     assert {variable.dtype for variable in step.optimizer.variables()} <= {tf.float32, tf.int64}
 
 
 def test_a_step_with_overflowing_gradients_is_skipped_and_counted(two_replicas, tmp_path):
     config = Config(**SETTINGS, precision="mixed_float16")
-    state = make_state(config, tmp_path, two_replicas)
-    set_loss_scale(state, 1e30)
+    state = make_state(config, tmp_path, two_replicas, 1e30)
     # The step counter is omitted.
     weights = state.model.trainable_variables + state.optimizer.variables()[1:]
     start = [variable.numpy() for variable in weights]
@@ -340,8 +314,6 @@ def test_a_step_with_overflowing_gradients_is_skipped_and_counted(two_replicas, 
 def test_steps_with_nan_weights_are_reported_as_non_finite(precision, micro, tmp_path):
     config = Config(**SETTINGS, micro_batch_size=micro, precision=precision)
     state = make_state(config, tmp_path)
-    if precision == "mixed_float16":
-        set_loss_scale(state, 64.0)
     assert all(step["finite"] for step in take_steps(config, state))
     kernel = state.model.trainable_variables[0]
     kernel.assign(tf.tensor_scatter_nd_update(kernel, [[0] * 4], [np.nan]))
@@ -350,8 +322,7 @@ def test_steps_with_nan_weights_are_reported_as_non_finite(precision, micro, tmp
 
 def test_overflow_at_the_minimum_loss_scale_is_reported_as_non_finite(tmp_path, monkeypatch):
     config = Config(**SETTINGS, precision="mixed_float16")
-    state = make_state(config, tmp_path)
-    set_loss_scale(state, 1.0)
+    state = make_state(config, tmp_path, loss_scale=1.0)
     scaled = state.optimizer.get_unscaled_gradients
     monkeypatch.setattr(
         state.optimizer,
@@ -370,14 +341,11 @@ def test_overflow_at_the_minimum_loss_scale_is_reported_as_non_finite(tmp_path, 
     "precision, new_precision", [("float32", "mixed_float16"), ("mixed_float16", "mixed_float16")]
 )
 def test_a_run_can_be_resumed_with_a_different_precision(precision, new_precision, tmp_path):
-    config = Config(**SETTINGS)
-    state = make_state(config.replace(precision=precision), tmp_path)
-    if precision == "mixed_float16":
-        set_loss_scale(state, 128.0)
-    take_steps(config.replace(precision=precision), state)
-    path = state.save()
+    config = Config(**SETTINGS, precision=precision)
+    state = make_state(config, tmp_path, loss_scale=128.0)
+    take_steps(config, state)
     other = make_state(config.replace(precision=new_precision), tmp_path)
-    other.resume(path)
+    other.resume(state.save())
     assert other.step == 2
     np.testing.assert_equal(other.model.get_weights(), state.model.get_weights())
     for variable, same in zip(other.model.trainable_variables, state.model.trainable_variables):

@@ -16,7 +16,7 @@ from support import ROOT, SMALL
 from support.images import write_images
 
 LINES = [
-    line.split(" => ")
+    line.encode().decode("unicode_escape").split(" => ")
     for line in (ROOT / "tests/wrong_commands.txt").read_text().splitlines()
     if not line.startswith("#")
 ]

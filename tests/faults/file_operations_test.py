@@ -8,7 +8,7 @@ import os
 import pathlib
 import random
 import shutil
-import threading
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -212,13 +212,10 @@ def test_concurrent_writes_in_processes_with_the_same_id_are_never_torn(tmp_path
             storage.write_bytes(path, content)
 
     # Threads have the same process ID, like processes in different containers.
-    threads = [threading.Thread(target=write, args=[content]) for content in contents]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        assert pathlib.Path(path).read_bytes() in contents
-    for thread in threads:
-        thread.join()
+    with futures.ThreadPoolExecutor() as pool:
+        writes = [pool.submit(write, content) for content in contents]
+        while not all(done.done() for done in writes):
+            assert pathlib.Path(path).read_bytes() in contents
     assert os.listdir(tmp_path) == ["x.json"]
 
 

@@ -162,27 +162,15 @@ def test_killed_run_matches_an_uninterrupted_run(
     processes.assert_same_run(tmp_path / "uninterrupted", tmp_path / "killed", 60)
 
 
-def start_workers(model_dir, **flags):
-    """Starts two workers that log to model_dir_0.log and model_dir_1.log."""
-    return [
-        processes.start(
-            model_dir,
-            environment,
-            log=model_dir.with_name(f"{model_dir.name}_{index}.log"),
-            **flags,
-        )
-        for index, environment in enumerate(worker_environments(2))
-    ]
-
-
-WORKERS_FLAGS = dict(train_steps=60)
+def start_workers(model_dir):
+    return processes.start_workers(model_dir, worker_environments(2), train_steps=60)
 
 
 @pytest.fixture(scope="module")
 def uninterrupted_workers(tmp_path_factory):
     """Returns the directory of an uninterrupted two-worker run."""
     directory = tmp_path_factory.mktemp("uninterrupted") / "workers"
-    assert [process.wait(200) for process in start_workers(directory, **WORKERS_FLAGS)] == [0, 0]
+    assert [process.wait(200) for process in start_workers(directory)] == [0, 0]
     return directory
 
 
@@ -191,7 +179,7 @@ def uninterrupted_workers(tmp_path_factory):
 def test_losing_one_worker_stops_both_and_both_can_resume(
     victim, signal_number, uninterrupted_workers, tmp_path
 ):
-    workers = start_workers(tmp_path / "run", **WORKERS_FLAGS)
+    workers = start_workers(tmp_path / "run")
     processes.wait_until((tmp_path / "run" / "checkpoint").exists, tmp_path / "run_0", workers[0])
     workers[victim].send_signal(signal_number)
     statuses = {victim: 75 if signal_number == signal.SIGTERM else -signal_number, 1 - victim: 75}
@@ -204,10 +192,7 @@ def test_losing_one_worker_stops_both_and_both_can_resume(
         )
     else:
         assert "another worker has stopped or is unreachable" in logs[1 - victim]
-    assert [process.wait(200) for process in start_workers(tmp_path / "run", **WORKERS_FLAGS)] == [
-        0,
-        0,
-    ]
+    assert [process.wait(200) for process in start_workers(tmp_path / "run")] == [0, 0]
     logs = [processes.log_of(tmp_path / f"run_{index}") for index in range(2)]
     resumed = {log.split("resumed at step ")[1].split()[0] for log in logs}
     assert len(resumed) == 1 and resumed != {"60"}

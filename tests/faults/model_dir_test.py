@@ -15,6 +15,7 @@ import run as run_lib
 import train
 from checkpoints import checkpoint_files, restoring, run_directory, weight_files
 from checkpoints.lock import Lock
+from config import parse_settings
 from runtime import storage
 from sources.indexed import IndexedSource
 from support import processes, runs
@@ -237,36 +238,27 @@ def test_run_resumes_in_a_directory_with_an_unusual_name(
     # Other programs find the checkpoint, too. (`tf.train.latest_checkpoint` would interpret some
     # names as patterns.)
     assert tf.train.get_checkpoint_state(name).model_checkpoint_path == os.path.join(name, "ckpt-6")
-    assert not {path.name for path in tmp_path.iterdir()} - {
-        "run",
-        "deep",
-        "relative",
-        name.rstrip("/"),
-    }
+    assert {*os.listdir(tmp_path)} <= {"run", "deep", "relative", name.rstrip("/")}
 
 
 # ---------------------------------------------------------------------------------------------------------- flags
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "flags, message",
     [
-        (dict(learning_rate=0.5), r"--learning_rate=0.02 \(now 0.5\)"),
-        (
-            dict(seed=8, train_batch_size=16),
-            r"--seed=7 \(now 8\), --train_batch_size=32 \(now 16\)",
-        ),
-        (dict(dataset="folder:/no/such", train_split="train"), "the directory does not exist"),
-        (dict(train_split="train[:40]"), r"--train_split=train\[:64\] \(now train\[:40\]\)"),
-        (dict(cache_dataset=True), "--cache_dataset=False"),
-        (dict(shuffle_buffer_mb=8), "--shuffle_buffer_mb=1024"),
+        ("--learning_rate=0.5", r"--learning_rate=0.02 \(now 0.5\)"),
+        ("--seed=8 --train_batch_size=16", r"--seed=7 \(now 8\), --train_batch_size=32 \(now 16\)"),
+        ("--train_split=train[:40]", r"--train_split=train\[:64\] \(now train\[:40\]\)"),
+        ("--cache_dataset", "--cache_dataset=False"),
+        ("--shuffle_buffer_mb=8", "--shuffle_buffer_mb=1024"),
     ],
 )
-def test_changed_flags_are_rejected_and_listed(changes, message, trained, run, run_dir):
+def test_changed_flags_are_rejected_and_listed(flags, message, trained, run, run_dir):
     trained(3)
-    before = runs.contents(run_dir)
+    before, changes = runs.contents(run_dir), parse_settings(flags)
     with rejects(message):
-        run(**changes, given=list(changes))
+        run(**changes, given=changes)
     assert runs.contents(run_dir) == before
 
 
@@ -341,9 +333,6 @@ def test_changed_data_is_rejected_unless_flag_changes_are_allowed(
 def test_changed_class_names_are_accepted_without_a_linear_head(tmp_path):
     config = start_run(tmp_path, Data(), lineareval_while_pretraining=False)
     check_resumed(config, Data(classes=("a", "b")))
-    config = start_run(tmp_path, Data())
-    with rejects("the data has changed"):
-        check_resumed(config, Data(classes=("a", "b")))
 
 
 def test_resumed_run_checks_its_data(trained, run, tmp_path, monkeypatch):
@@ -394,15 +383,6 @@ def test_last_checkpoint_survives_a_full_disk(free_kilobytes, run, run_dir, tmp_
         subprocess.run(["mount", "-o", f"remount,size={4 * used}k", str(run_dir)], check=True)
         assert "resumed at step 6" in run(train_steps=9, **large)
     np.testing.assert_equal(actual, expected)
-
-
-def test_read_only_directory_is_rejected(run_dir, monkeypatch):
-    def read_only(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(run_directory.tempfile, "TemporaryFile", read_only)
-    with rejects("cannot be written to .Permission denied.. Fix its permissions"):
-        runs.run(run_dir)
 
 
 # ----------------------------------------------------------------------------------------------------------- lock
@@ -472,8 +452,8 @@ def test_lock_that_is_a_link_is_rejected(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_evaluation_does_not_need_the_lock(run, run_dir):
-    run(mode="train_then_eval", train_steps=3)
+def test_evaluation_does_not_need_the_lock(trained, run, run_dir):
+    trained(3)
     with Lock(str(run_dir)):
         assert "evaluating step 3" in run(mode="eval", train_steps=3, eval_timeout=0.1)
 
@@ -493,15 +473,12 @@ def accuracies(monkeypatch):
     return values
 
 
-def checkpoints(directory):
-    return {path.stem for path in directory.glob("ckpt-*.index")}
-
-
 def test_keep_best_keeps_the_best_and_the_latest_checkpoint(run, run_dir, accuracies):
     accuracies += [0.5, 0.7, 0.6]
     for steps in (3, 6, 9):
         run(mode="train_then_eval", train_steps=steps, keep_best=True, keep_checkpoint_max=1)
-    assert checkpoints(run_dir) == {"ckpt-9"} and checkpoints(run_dir / "best") == {"ckpt-6"}
+    assert checkpoint_files.list_steps(str(run_dir)) == [9]
+    assert checkpoint_files.list_steps(str(run_dir / "best")) == [6]
     model = train.model_lib.build_model(runs.tiny_config(), 10)
     assert restoring.load_model(model, str(run_dir / "best")).step == 6
 
@@ -513,7 +490,7 @@ def test_best_checkpoint_is_not_written_through_a_link(run, run_dir, tmp_path, a
     (tmp_path / "other" / "ckpt-1.index").write_text("another run's")
     (run_dir / "best").symlink_to(tmp_path / "other")
     assert "best is a link" in run(mode="train_then_eval", train_steps=1, keep_best=True)
-    assert {path.name for path in (tmp_path / "other").iterdir()} == {"ckpt-1.index"}
+    assert os.listdir(tmp_path / "other") == ["ckpt-1.index"]
 
 
 def test_best_checkpoint_records_the_training_settings(run, run_dir, accuracies):

@@ -40,22 +40,12 @@ def environments(setup):
 
 def start(setup, directory):
     """Starts the processes of one run, each with its own log. The workers share the directory."""
-    return [
-        processes.start(
-            directory, environment, log_path(directory, index), train_steps=_STEPS[setup]
-        )
-        for index, environment in enumerate(environments(setup))
-    ]
-
-
-def log_path(directory, index):
-    """Returns the path of the log file for process `index`."""
-    return directory.with_name(f"{directory.name}_{index}.log")
+    return processes.start_workers(directory, environments(setup), train_steps=_STEPS[setup])
 
 
 def last_line(directory, index):
     """Returns the last line in the log of process `index`, or "" if the log is empty."""
-    return (log_path(directory, index).read_text().splitlines() or [""])[-1]
+    return (processes.log_of(f"{directory}_{index}").splitlines() or [""])[-1]
 
 
 def stop(setup, run_processes, directory, generator):

@@ -9,8 +9,6 @@ import random
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import types
@@ -25,10 +23,10 @@ from config import Config
 from runtime import devices, signals, workers
 from runtime.errors import Stopped
 from sources import digits
-from support import SMALL, processes, runs, training_worker
+from support import processes, replica_worker, runs
 from support.addresses import free_addresses, slurm_variables, tf_config, worker_environments
 from support.errors import rejects
-from support.images import write_images
+from support.images import write_folder
 
 CLUSTER, ONE_WORKER = {"worker": ["a:1", "b:1"]}, {"worker": ["a:1"]}
 
@@ -38,11 +36,9 @@ CLUSTER, ONE_WORKER = {"worker": ["a:1", "b:1"]}, {"worker": ["a:1"]}
 def test_invalid_tf_config_gives_a_one_line_error(monkeypatch):
     for text, message in (
         ("{cluster: 1}", "Error: "),
-        ("null", "Error: "),
         (json.dumps({"cluster": CLUSTER}), "No such job in cluster: None"),
         (tf_config(CLUSTER, "evaluator"), "No such job in cluster: 'evaluator'"),
         (tf_config(CLUSTER, index=2), "No task with index 2 in job 'worker'"),
-        (tf_config(CLUSTER, index="first"), "invalid literal"),
         (tf_config({"worker": "a:1"}), "must be a list"),
         (tf_config({"worker": ["a:1", "b"]}), "invalid literal"),
         (tf_config({**CLUSTER, "ps": ["c:1"]}), "only supported jobs are chief and worker"),
@@ -69,13 +65,6 @@ def test_count_workers_counts_the_workers_in_tf_config(monkeypatch):
     ):
         monkeypatch.setenv("TF_CONFIG", text)
         assert workers.count_workers() == count
-
-
-def test_a_single_worker_behaves_as_if_tf_config_were_unset(monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", tf_config(ONE_WORKER))
-    checks.before_connecting(Config(mode="eval"))
-    strategy = devices.make_strategy()
-    assert strategy is tf.distribute.get_strategy() and devices.is_chief(strategy)
 
 
 def test_settings_that_training_on_multiple_workers_does_not_support_are_rejected(monkeypatch):
@@ -143,11 +132,14 @@ def test_slurm_jobs_of_the_same_shape_use_different_ports_below_the_ephemeral_po
     assert min(ports) >= 20_000 and max(ports) < 32_768
 
 
-def test_a_slurm_step_with_one_task_is_a_single_worker(set_variables):
+def test_a_single_worker_behaves_as_if_tf_config_were_unset(set_variables, monkeypatch):
     set_variables(slurm_variables("n1", "1", "n1", 0, 1))
     workers.use_slurm_cluster()
     assert workers.count_workers() == 1 and not os.environ["TF_CONFIG"]
+    monkeypatch.setenv("TF_CONFIG", tf_config(ONE_WORKER))
     checks.before_connecting(Config(mode="eval"))
+    strategy = devices.make_strategy()
+    assert strategy is tf.distribute.get_strategy() and devices.is_chief(strategy)
 
 
 ONE_NODE = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "2"}
@@ -333,16 +325,11 @@ def test_combined_batches_of_all_workers_match_the_batches_of_one_worker(num_wor
 
 
 SETTINGS = {
-    **SMALL,
-    "dataset": "digits",
-    "train_split": "train[:64]",
-    "train_batch_size": 16,
-    "seed": 7,
-    "color_jitter_strength": 0.0,
+    **processes.FLAGS,
+    "mode": "train",
     "learning_rate": 0.3,
     "warmup_epochs": 0,
     "use_blur": False,
-    "linear_head_learning_rate": 0.1,
     "train_steps": 3,
     "eval_split": "test[:101]",
     "eval_batch_size": 14,
@@ -352,61 +339,54 @@ FINISH = {
     "mode": "train_then_eval",
     "eval_protocol": "linear_head,lbfgs,knn,contrastive",
 }
-TOLERANCE = 1e-9
 
 
 def run_workers(directories, *settings, status=0, environments=None):
-    """Runs one worker process for each of two model directories. Returns the outputs of the processes.
+    """Runs one worker process in double precision for each of two model directories. Returns their outputs.
 
     `settings` is a dict for both workers, or one dict per worker. `environments` is a list of
-    environment variables for each worker; by default, TF_CONFIG is set. If any process does not
-    exit with `status` within five minutes, the test fails and shows all outputs.
+    environment variables for each worker; by default, TF_CONFIG is set. If a process does not exit
+    with `status`, the test fails and shows all outputs.
     """
-
-    def run_worker(directory, settings, environment):
-        # Unlike the argument `timeout`, the command keeps the output.
-        command = ["timeout", "-s", "KILL", "300", sys.executable, training_worker.__file__]
-        return subprocess.run(
-            [*command, json.dumps({**settings, "model_dir": str(directory)})],
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    environments = environments or worker_environments(2)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        done = [*pool.map(run_worker, directories, itertools.cycle(settings), environments)]
-    printed, statuses = zip(*((worker.stdout, worker.returncode) for worker in done))
-    assert {*statuses} == {status}, "\n".join([f"exit status {statuses}", *printed])
+    logs = [directory.with_name(f"{index}.log") for index, directory in enumerate(directories)]
+    for log in logs:
+        log.unlink(missing_ok=True)
+    arguments = zip(
+        directories, environments or worker_environments(2), logs, itertools.cycle(settings)
+    )
+    started = [
+        processes.start(directory, {**environment, "EXACT": "1"}, log, **flags)
+        for directory, environment, log, flags in arguments
+    ]
+    statuses = [process.wait(300) for process in started]
+    printed = [log.read_text() for log in logs]
+    assert statuses == [status] * 2, printed
     return printed
 
 
-def assert_same_checkpoint(one, two, step):
-    """Asserts that the arrays of two checkpoints match within `TOLERANCE`, relative to each array's largest entry."""
-    expected, actual = (processes.tensors(path, step) for path in (one, two))
-    assert set(actual) == set(expected) and sum("Momentum" in key for key in expected) > 30
-    for key, value in expected.items():
-        tolerance = TOLERANCE * np.abs(value).max() + 1e-15
-        np.testing.assert_allclose(actual[key], value, rtol=0, atol=tolerance, err_msg=key)
-
-
 @pytest.mark.slow
-def test_two_workers_match_one_worker_in_training_evaluation_and_resumption(tmp_path, float64):
+def test_two_workers_match_one_worker_in_training_evaluation_and_resumption(
+    tmp_path, tiny_resnet, float64
+):
     """The workers get their addresses from TF_CONFIG at first, and from Slurm after the resumption."""
     one, two, elsewhere = (tmp_path / name for name in ("one", "two", "elsewhere"))
-    training_worker.run({**SETTINGS, "model_dir": str(one)})
+    runs.run(one, SETTINGS, with_export=True, **SETTINGS)
     run_workers([two, elsewhere], SETTINGS)
     assert not elsewhere.exists()
-    assert files_in(two) == files_in(one)
-    assert_same_checkpoint(one, two, 3)
 
-    training_worker.run({**SETTINGS, **FINISH, "model_dir": str(one)})
+    def assert_same_run(step):
+        assert runs.lasting_files(two).keys() == runs.lasting_files(one).keys()
+        replica_worker.assert_equal(*(processes.tensors(path, step) for path in (two, one)))
+
+    assert_same_run(3)
+
+    finish = {**SETTINGS, **FINISH}
+    runs.run(one, finish, with_export=True, **finish)
     jobs = random.sample(range(6000), 100)
     job = next(job for job in jobs if ports_are_free(20_000 + 2 * job, 2))
     printed = run_workers(
         [two, two],
-        {**SETTINGS, **FINISH, "cluster": "slurm"},
+        {**finish, "cluster": "slurm"},
         environments=[
             slurm_variables("localhost", "2", "localhost", task, 2, task, job) for task in range(2)
         ],
@@ -416,12 +396,11 @@ def test_two_workers_match_one_worker_in_training_evaluation_and_resumption(tmp_
         assert f"TF_CONFIG from Slurm: worker {task} of 2, {address}" in text
         assert "all 2 workers are reachable" in text and "resumed at step 3" in text
     assert "linear head, top-1" in printed[0] and "linear head, top-1" not in printed[1]
-    assert_same_checkpoint(one, two, 5)
+    assert_same_run(5)
     results = [runs.read_results(path / "result.json") for path in (one, two)]
     measured = {evaluate.LINEAR_TOP_1, evaluate.LBFGS, evaluate.KNN, "eval/contrast_loss"}
     assert measured <= results[0].keys()
     assert results[1] == pytest.approx(results[0], rel=1e-6)
-    assert files_in(two) == files_in(one)
 
 
 def ports_are_free(first, count):
@@ -435,18 +414,9 @@ def ports_are_free(first, count):
     return True
 
 
-def files_in(directory):
-    """Returns the relative paths of all files except event files, whose names contain the time and the host name."""
-    return {
-        path.relative_to(directory) for path in directory.rglob("*") if "tfevents" not in path.name
-    }
-
-
 @pytest.mark.slow
 def test_only_the_chief_checks_the_images(tmp_path):
-    write_images(
-        tmp_path / "images", *(f"{label}/{index}.png" for label in "ab" for index in range(20))
-    )
+    dataset = write_folder(tmp_path / "images", 20, *"ab")
     (tmp_path / "images/a/0.png").write_text("not an image")
     jobs, addresses = ("chief", "worker"), free_addresses(2)
     cluster = {job: [address] for job, address in zip(jobs, addresses)}
@@ -456,7 +426,7 @@ def test_only_the_chief_checks_the_images(tmp_path):
     ]
     settings = {
         **SETTINGS,
-        "dataset": f"folder:{tmp_path}/images",
+        "dataset": dataset,
         "train_split": "train",
         "train_steps": 1,
         "corrupt_images": "skip",

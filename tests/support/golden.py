@@ -6,6 +6,7 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
+import data_util
 import model as model_lib
 import resnet
 from checkpoints import architecture, restoring, tf1_names
@@ -72,6 +73,34 @@ def save_tensors(path, tensors):
         tensors=list(tensors.values()),
     )
     return str(path)
+
+
+def views_of(arrays, case, size):
+    """Returns the input of a recorded case, float32, with all first views before all second views."""
+    random = np.random.default_rng(int(arrays[f"{case}/views_seed"]))
+    pairs = random.uniform(0, 1, (4, size, size, 6)).astype(np.float32)
+    return np.concatenate(np.split(pairs, 2, -1))
+
+
+def assert_outputs_match(outputs, arrays, prefix, bound, *endpoints):
+    """Asserts that the outputs of the heads, and the given endpoints, match the arrays recorded with `prefix`."""
+    names = dict(proj_head_output="proj", logits_sup="logits", final_avg_pool="hidden")
+    for name in ("proj_head_output", "logits_sup", *endpoints):
+        assert relative_error(outputs[name], arrays[f"{prefix}/{names[name]}"]) < bound, name
+
+
+def assert_blur_matches(image, atol):
+    """Asserts that the blur of a recorded image matches for three values of sigma in one batch."""
+    arrays, sigmas = load("images"), ("0.3", "1.0", "2.0")
+    batch = tf.stack([arrays[f"{image}/blur_in"]] * 3)
+    blurred = data_util.gaussian_blur(batch, 6, tf.constant([*map(float, sigmas)]))
+    for row, sigma in zip(blurred, sigmas):
+        np.testing.assert_allclose(row, arrays[f"{image}/blur_k6_sigma{sigma}"], atol=atol)
+
+
+def contrastive_settings(case):
+    """Returns the settings of a recorded contrastive loss."""
+    return dict(hidden_norm=case.endswith("norm1"), temperature=float(case.split("_")[2][3:]))
 
 
 def relative_error(actual, expected):

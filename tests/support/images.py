@@ -21,6 +21,13 @@ def write_images(root, *names, size=(12, 10)):
     return levels
 
 
+def write_folder(root, count, *classes):
+    """Writes `count` images of each class, or without classes. Returns the value of --dataset."""
+    folders = [f"{name}/" for name in classes] or [""]
+    write_images(root, *(f"{folder}{number}.png" for folder in folders for number in range(count)))
+    return f"folder:{root}"
+
+
 def open_folder(path):
     return folders.folder_source(str(path))
 

@@ -11,24 +11,18 @@ import numpy as np
 import tensorflow as tf
 
 from checkpoints import checkpoint_files
-from support import ROOT, SMALL, read_json
+from support import ROOT, TINY, read_json
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 # A step on digits takes 10 to 40 ms. An epoch has four steps, so most checkpoints are written
 # before an epoch ends.
 FLAGS = dict(
-    SMALL,
-    dataset="digits",
+    TINY,
     train_batch_size=16,
-    train_split="train[:64]",
-    learning_rate=0.02,
     train_steps=120,
     checkpoint_steps=17,
-    seed=7,
     mode="train_then_eval",
-    eval_batch_size=90,
     linear_head_learning_rate=0.1,
-    color_jitter_strength=0.0,  # Tracing it would take a third of the time of a short run.
 )
 
 
@@ -84,6 +78,14 @@ def start(model_dir, environment=None, log=None, program=WORKER, **flags):
         return subprocess.Popen(
             command, stdout=file, stderr=file, env={**os.environ, **(environment or {})}
         )
+
+
+def start_workers(model_dir, environments, **flags):
+    """Starts one process per environment. They log to model_dir_0.log, model_dir_1.log, ..."""
+    return [
+        start(model_dir, environment, f"{model_dir}_{index}.log", **flags)
+        for index, environment in enumerate(environments)
+    ]
 
 
 def log_of(model_dir):

@@ -26,22 +26,15 @@ import resnet  # noqa: E402
 import train  # noqa: E402
 from checkpoints import restoring  # noqa: E402
 from checkpoints.training_state import TrainingState  # noqa: E402
-from config import Config  # noqa: E402
+from config import Config, parse_settings  # noqa: E402
 from runtime import batch_norm  # noqa: E402
 from train import TrainStep  # noqa: E402
 
 BATCH, CLASSES, SEED = 8, 4, 5
-SMALL = dict(
-    dataset="digits",
-    resnet_depth=10,
-    image_size=8,
-    train_batch_size=BATCH,
-    num_proj_layers=2,
-    proj_out_dim=16,
-    seed=SEED,
-    learning_rate=0.3,
-    warmup_epochs=0,
-    linear_head_learning_rate=0.1,
+SMALL = parse_settings(
+    f"--dataset=digits --resnet_depth=10 --image_size=8 --train_batch_size={BATCH} --seed={SEED}"
+    " --num_proj_layers=2 --proj_out_dim=16 --learning_rate=0.3 --warmup_epochs=0"
+    " --linear_head_learning_rate=0.1"
 )
 ONE_BLOCK = (False, (1,))  # Tracing four block groups would take several times as long.
 
@@ -82,15 +75,20 @@ def batch_of(config):
     return tuple(np.split(views, 2, -1)), np.arange(BATCH) % CLASSES
 
 
-def build_model(config):
+def trainable_model(config, classes=CLASSES, seed=3):
     """Returns a model with fixed weights. Every batch norm gamma is 1, so gradients reach all layers."""
-    keras.utils.set_random_seed(3)
-    with unittest.mock.patch.dict(resnet.DEPTHS, {config.resnet_depth: ONE_BLOCK}):
-        model = model_lib.build_model(config, CLASSES)
+    keras.utils.set_random_seed(seed)
+    model = model_lib.build_model(config, classes)
     for layer in model.submodules:
         if isinstance(layer, batch_norm.BatchNorm):
             layer.gamma.assign(tf.ones_like(layer.gamma))
     return model
+
+
+def build_model(config):
+    """Returns a trainable model with one block."""
+    with unittest.mock.patch.dict(resnet.DEPTHS, {config.resnet_depth: ONE_BLOCK}):
+        return trainable_model(config)
 
 
 def build(config):

@@ -8,18 +8,7 @@ from checkpoints.run_context import RunContext
 from config import Config
 from runtime import console, signals
 from sources import datasets
-from support import SMALL, networks, read_json
-
-TINY = dict(
-    SMALL,
-    dataset="digits",
-    train_batch_size=32,
-    eval_batch_size=90,
-    seed=7,
-    color_jitter_strength=0.0,
-    train_split="train[:64]",
-    learning_rate=0.02,
-)
+from support import TINY, networks, read_json
 
 
 def tiny_config(**settings):
@@ -49,6 +38,15 @@ def contents(directory):
         path.relative_to(directory): path.read_bytes()
         for path in directory.rglob("*")
         if path.is_file()
+    }
+
+
+def lasting_files(directory):
+    """Returns `contents` without locks and TensorBoard events, whose names contain the time."""
+    return {
+        path: content
+        for path, content in contents(directory).items()
+        if "tfevents" not in path.name and path.suffix != ".lock"
     }
 
 

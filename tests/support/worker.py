@@ -1,6 +1,7 @@
 """run.py with a network that is fast to trace: `python tests/support/worker.py FLAGS...`.
 
-If the environment variable REPLICAS is set, two logical devices share each batch.
+If the environment variable REPLICAS is set, two logical devices share each batch. If EXACT is set,
+the program computes in double precision, and nothing is replaced.
 """
 
 import os
@@ -15,6 +16,7 @@ from runtime import tensorflow_startup  # noqa: E402
 tensorflow_startup.set_environment()
 
 import tensorflow as tf  # noqa: E402
+import tf_keras as keras  # noqa: E402
 
 import config as config_lib  # noqa: E402
 import resnet  # noqa: E402
@@ -25,8 +27,11 @@ from support import networks  # noqa: E402
 
 if __name__ == "__main__":
     resnet.DEPTHS[10] = (False, (1, 1))
-    saving.export_to_model_dir = lambda *_: "not made"  # The export takes several seconds.
-    networks.replace_untrained_network()
+    if os.environ.get("EXACT"):
+        keras.backend.set_floatx("float64")
+    else:
+        saving.export_to_model_dir = lambda *_: "not made"  # The export takes several seconds.
+        networks.replace_untrained_network()
     # Graph optimization takes more time than it saves.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     if os.environ.get("REPLICAS"):
