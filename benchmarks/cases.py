@@ -22,23 +22,9 @@ _STEP = (
     "--seed=1",
 )
 _CIFAR10 = (
-    "--mode=train_then_eval",
-    "--dataset=cifar10",
+    "--flagfile=paper/recipes/cifar10_small.cfg",
     "--train_split=train[:20%]",
-    "--eval_split=test",
-    "--image_size=32",
-    "--stem=imagenet",
-    "--resnet_depth=18",
-    "--train_batch_size=256",
     "--train_steps=200",
-    "--warmup_epochs=1",
-    "--learning_rate=0.1",
-    "--learning_rate_scaling=sqrt",
-    "--linear_head_learning_rate=0.1",
-    "--temperature=0.5",
-    "--color_jitter_strength=0.5",
-    "--nouse_blur",
-    "--eval_protocol=linear_head,lbfgs,knn",
 )
 # 33 pixels is the smallest size for which the original uses the ImageNet stem.
 _RACE = (
@@ -106,28 +92,27 @@ def step(size: int, options: argparse.Namespace) -> Iterator[Case]:
 
     micro = config.micro_batch_size or size // 4
     one_batch = ours("--micro_batch_size=0") if size <= _LARGEST_BATCH else None
-    torch = {"PyTorch": None, "torch.compile": "inductor"} if torch_python() else {}
-    for name, form, other in (
-        (
-            "plain Keras",
-            ours(),
-            ("baselines.keras_step", dict(network, jit_compile=config.jit_compile)),
-        ),
-        *(
-            (name, ours(), ("torch_step.step", dict(network, backend=backend)))
-            for name, backend in torch.items()
-        ),
+    with_input = ours(with_input=True)
+    keras = ("baselines.keras_step", dict(network, jit_compile=config.jit_compile))
+    forms = [("plain Keras", ours(), keras)]
+    if torch_python():
+        forms += [
+            ("PyTorch", ours(), ("torch_step.step", dict(network, backend=None))),
+            ("torch.compile", ours(), ("torch_step.step", dict(network, backend="inductor"))),
+        ]
+    forms += [
         ("mixed_bfloat16 and float32", ours("--precision=mixed_bfloat16"), ours()),
         ("micro-batches and one batch", ours(f"--micro_batch_size={micro}"), one_batch),
         ("with and without XLA", ours("--jit_compile"), ours("--nojit_compile")),
-        ("with input pipeline and without", ours(with_input=True), ours()),
+        ("with input pipeline and without", with_input, ours()),
         (
             "with and without --deterministic, with input pipeline",
             ours("--deterministic", with_input=True),
-            ours(with_input=True),
+            with_input,
         ),
-    ):
-        units = ("images/s", "MB", "s to first result")
+    ]
+    units = ("images/s", "MB", "s to first result")
+    for name, form, other in forms:
         yield Case(f"{name}, batch {size}", form, other, units, 5, warm_up=True, images=size)
 
 
@@ -135,21 +120,19 @@ def input_pipeline(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """input pipeline, batches of SIZE images of --flags=--dataset=..."""
     flags = ["--dataset=digits", f"--train_batch_size={size}", *options.flags]
 
-    def ours(*more):
-        return "programs.pipeline", dict(flags=[*flags, *more])
+    def ours(*more, decodes_only=False):
+        return "programs.pipeline", dict(flags=[*flags, *more], decodes_only=decodes_only)
 
-    decoding = ("programs.decoding", dict(flags=flags))
     device = ours("--augment_on=device")
-    uint8, scaled = (
-        ours("--augment_on=device", flag) for flag in ("--crop_dtype=uint8", "--scaled_decoding")
-    )
-    has_files = bool(config_lib.FILES.holds(config_lib.from_arguments(flags)))
-    for name, form, other in (
+    forms = [
         ("--augment_on=device and host", device, ours()),
-        ("crops as uint8 and float32", uint8, device),
-        *[("--scaled_decoding and full", scaled, device)] * has_files,
-        ("decoding alone", decoding, None),
-    ):
+        ("crops as uint8 and float32", ours("--augment_on=device", "--crop_dtype=uint8"), device),
+    ]
+    if config_lib.FILES.holds(config_lib.from_arguments(flags)):
+        scaled = ours("--augment_on=device", "--scaled_decoding")
+        forms.append(("--scaled_decoding and full", scaled, device))
+    forms.append(("decoding alone", ours(decodes_only=True), None))
+    for name, form, other in forms:
         yield Case(name, form, other, ("images/s",), 50, warm_up=True, images=size)
 
 
@@ -165,11 +148,11 @@ def startup(size: int, options: argparse.Namespace) -> Iterator[Case]:
 def loss(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """NT-Xent and its gradient for 2N = SIZE, in blocks of rows and with the whole matrix"""
     for metrics in (False, True):
-        blocked, whole = (
-            ("programs.nt_xent", dict(size=size, metrics=metrics, blocked=blocked))
-            for blocked in (True, False)
-        )
-        whole = whole if size <= _LARGEST_MATRIX else None
+        arguments = dict(size=size, metrics=metrics)
+        blocked = ("programs.nt_xent", dict(arguments, blocked=True))
+        whole = None
+        if size <= _LARGEST_MATRIX:
+            whole = ("programs.nt_xent", dict(arguments, blocked=False))
         name = f"2N={size}, with{'' if metrics else 'out'} metrics"
         yield Case(name, blocked, whole, calls=max(2**15 // size, 5), warm_up=True)
 
@@ -189,8 +172,9 @@ def compiled(size: int, options: argparse.Namespace) -> Iterator[Case]:
         ("one GPU, without XLA", 1, "--nojit_compile"),
         ("two GPUs", 2, "--nojit_compile"),
     ):
-        ours, baseline = (form(bfloat16, jit, *more, replicas=replicas) for more in ([device], []))
-        yield Case(f"{name}, --augment_on=device and host", ours, baseline, units)
+        ours = form(bfloat16, jit, device, replicas=replicas)
+        host = form(bfloat16, jit, replicas=replicas)
+        yield Case(f"{name}, --augment_on=device and host", ours, host, units)
     for name, replicas, smallest, *target in (
         ("v3-8", 8, size // 2, "v3:2x2"),
         ("v3-32", 32, size // 2, "v3:4x4"),
@@ -199,9 +183,9 @@ def compiled(size: int, options: argparse.Namespace) -> Iterator[Case]:
     ):
         for batch in (smallest, 2 * smallest):
             sizes = dict(batch=batch, replicas=replicas, target=["tpu", *target])
-            ours, baseline = (form("--jit_compile", *more, **sizes) for more in ([bfloat16], []))
+            ours = form("--jit_compile", bfloat16, **sizes)
             title = f"{name}, batch {batch * replicas}, mixed_bfloat16 and float32"
-            yield Case(title, ours, baseline, ["GiB/core"])
+            yield Case(title, ours, form("--jit_compile", **sizes), ["GiB/core"])
 
 
 def _data_sets(
@@ -227,22 +211,17 @@ def precision(size: int, options: argparse.Namespace) -> Iterator[Case]:
             )
             for dtype in ("mixed_bfloat16", "float32")
         )
-        yield Case(
-            f"{name}, seed {size}",
-            bfloat16,
-            float32,
-            (*FROZEN_METRICS.values(), "eval/label_top_1_accuracy"),
-        )
+        metrics = (*FROZEN_METRICS.values(), "eval/label_top_1_accuracy")
+        yield Case(f"{name}, seed {size}", bfloat16, float32, metrics)
 
 
 def parity(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """accuracy of short runs with seed SIZE, and of the original's program (--original=DIR; without seeds)"""
     recipes = ([f"--flagfile=paper/recipes/parity_{name}.cfg"] for name in ("digits", "cifar10"))
     for data, flags in _data_sets(options, *recipes):
-        ours, original = (
-            _training(name, [*flags, f"--seed={size}"], f"{data}_{size}", options)
-            for name in ("simclr", "original")
-        )
+        arguments = [*flags, f"--seed={size}"], f"{data}_{size}", options
+        ours = _training("simclr", *arguments)
+        original = _training("original", *arguments)
         yield Case(f"{data}, seed {size}", ours, original, tuple(FROZEN_METRICS))
 
 

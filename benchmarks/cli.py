@@ -27,7 +27,11 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m benchmarks", description=__doc__, epilog=epilog
     )
     parser.add_argument("name", choices=cases.BENCHMARKS, metavar="NAME", help="see below")
-    parser.add_argument("--sizes", type=_parse_sizes, help="comma-separated values of SIZE")
+    parser.add_argument(
+        "--sizes",
+        type=lambda text: [*map(int, text.split(","))],
+        help="comma-separated values of SIZE",
+    )
     parser.add_argument("--only", default="", help="select the cases whose names contain this text")
     parser.add_argument(
         "--rounds",
@@ -52,10 +56,6 @@ def main(arguments: list[str] | None = None) -> None:
     )
     arguments = parser.parse_args(arguments)
     command_line.run_command(parser.prog, lambda: _run(arguments))
-
-
-def _parse_sizes(text: str) -> list[int]:
-    return [int(size) for size in text.split(",")]
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -98,7 +98,7 @@ def compare(case: cases.Case, calls: int, rounds: int) -> Iterator[dict[str, Any
         details["results"] = [output.get("result") for output in measured[0]]
     for unit in case.units:
         ours, baseline, *_ = *(_median(unit, column) for column in zip(*measured)), None
-        ratio = ours / baseline if ours is not None and baseline else None
+        ratio = ours / baseline if ours and baseline else None
         numbers = dict(ours=ours, baseline=baseline, ratio=ratio)
         rounded = {name: value and float(f"{value:.4g}") for name, value in numbers.items()}
         yield {"case": case.name, "unit": unit, **rounded, **details}

@@ -24,36 +24,24 @@ from safetensors.torch import save_file
 from benchmarks import torch_step
 
 
-class Views(torch.utils.data.Dataset):
-    """Pairs of random views, each float32 [3, size, size]."""
-
-    def __init__(self, images: np.ndarray, size: int, strength: float):
-        """Creates the dataset for images [n, height, width, 3] and views of `size` x `size` pixels."""
-        self.images = images
-        self.transform = SimCLRTransform(
-            input_size=size, cj_strength=strength, gaussian_blur=0.0, normalize=None
-        )
-
-    def __len__(self) -> int:
-        """Returns the number of images."""
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> list[torch.Tensor]:
-        """Returns two views of an image."""
-        return self.transform(Image.fromarray(self.images[index]))
-
-
 def main(settings: dict) -> None:
     """Trains, and writes the encoder to EPOCH.safetensors every `checkpoint_epochs` epochs."""
-    batch, epochs = settings["train_batch_size"], settings["train_epochs"]
-    views = Views(
-        np.load(f"{settings['model_dir']}/images.npy"),
-        settings["image_size"],
-        settings["color_jitter_strength"],
+    epochs = settings["train_epochs"]
+    transform = SimCLRTransform(
+        input_size=settings["image_size"],
+        cj_strength=settings["color_jitter_strength"],
+        gaussian_blur=0.0,
+        normalize=None,
     )
+
+    def views(images):  # two batches, each float32 [batch, 3, size, size]
+        pairs = [transform(Image.fromarray(image)) for image in images]
+        return torch.utils.data.default_collate(pairs)
+
     loader = torch.utils.data.DataLoader(
-        views,
-        batch,
+        np.load(f"{settings['model_dir']}/images.npy"),
+        settings["train_batch_size"],
+        collate_fn=views,
         shuffle=True,
         drop_last=True,
         num_workers=os.cpu_count() or 1,

@@ -27,8 +27,8 @@ from sources import datasets
 
 def _original_command(config: config_lib.Config, model_dir: str, checkout: str) -> list[str]:
     """Returns the original's command with our settings. All its flags are defined in its run.py."""
-    text = pathlib.Path(checkout, "run.py").read_text()
-    defined = re.findall(r"DEFINE_\w+\(\s*'(\w+)'", text)
+    script = pathlib.Path(checkout, "run.py")
+    defined = re.findall(r"DEFINE_\w+\(\s*'(\w+)'", script.read_text())
     settings = {
         name: value
         for name, value in config.settings().items()
@@ -38,8 +38,8 @@ def _original_command(config: config_lib.Config, model_dir: str, checkout: str) 
         settings["data_dir"] = f"{model_dir}/data"
         _write_digits(config, settings["data_dir"])
     python = os.environ.get("SIMCLR_ORIGINAL_PYTHON", sys.executable)
-    settings.update(mode="train", model_dir=os.path.abspath(model_dir))
-    return [python, "run.py", *config_lib.as_flags(settings)]
+    settings.update(mode="train", model_dir=model_dir)
+    return [python, str(script), *config_lib.as_flags(settings)]
 
 
 def _write_digits(config: config_lib.Config, data_dir: str) -> None:
@@ -100,9 +100,7 @@ def train(name: str, flags: list[str], model_dir: str, checkout: str | None) -> 
         else:
             command = [sys.executable, "run.py", *flags, "--mode=train", f"--model_dir={model_dir}"]
         started.touch()
-        subprocess.run(
-            command, cwd=checkout if name == "original" else None, stdout=sys.stderr, check=True
-        )
+        subprocess.run(command, stdout=sys.stderr, check=True)
         finished.write_text(settings)
     return started.stat().st_mtime
 
@@ -136,7 +134,8 @@ def accuracies(
                     **{key: results[metric] for key, metric in cases.FROZEN_METRICS.items()},
                 }
             )
-        path, table = f"{directory}/accuracies.csv", pd.DataFrame(rows)
+        path = f"{directory}/accuracies.csv"
+        table = pd.DataFrame(rows)
         if os.path.exists(path):
             earlier = pd.read_csv(path)
             table = pd.concat([earlier[earlier["run"] != run_name], table])

@@ -30,12 +30,12 @@ from benchmarks.measure import repeated
 from checkpoints import records
 from checkpoints.run_context import RunContext
 from large_batch import blocked_nt_xent
-from runtime import progress, signals, version
+from runtime import signals, version
+from runtime.pipelines import PARALLEL_CALLS, batched, with_prefetching
 from sources import datasets, image_checks
 
 CLASSES = 10
 _TEMPERATURE = 0.1
-_TUNING_SECONDS = 1.0  # in which tf.data tunes the parallelism of the original's pipeline
 
 Implementation = Callable[[int], Any]
 
@@ -97,19 +97,19 @@ def profiled_step(flags: list[str], directory: str) -> Implementation:
 def nt_xent(size: int, metrics: bool, blocked: bool) -> Implementation:
     """NT-Xent and its gradient for `size` projections of 128 dimensions, in blocks or with the whole matrix."""
 
-    def form(z):
-        if blocked:
-            return blocked_nt_xent.contrastive_loss(z, True, _TEMPERATURE)
-        loss, logits_ab, labels = objective.add_contrastive_loss(z, True, _TEMPERATURE)
-        accuracy = metrics_lib.contrastive_accuracy(logits_ab, labels)
-        return loss, accuracy, metrics_lib.contrastive_entropy(logits_ab)
-
     @tf.function(autograph=False)
     def compute(z):
         with tf.GradientTape() as tape:
             tape.watch(z)
-            outputs = form(z)[: 3 if metrics else 1]
-        return outputs, tape.gradient(outputs[0], z)
+            if blocked:
+                loss, *scalars = blocked_nt_xent.contrastive_loss(z, True, _TEMPERATURE)
+            else:
+                loss, logits_ab, labels = objective.add_contrastive_loss(z, True, _TEMPERATURE)
+                scalars = [
+                    metrics_lib.contrastive_accuracy(logits_ab, labels),
+                    metrics_lib.contrastive_entropy(logits_ab),
+                ]
+        return [loss, *scalars] if metrics else [loss], tape.gradient(loss, z)
 
     compute(tf.ones([16, 128]))  # Libraries allocate their buffers here.
     z = tf.random.stateless_normal([size, 128], [0, 0])
@@ -124,29 +124,19 @@ def nt_xent(size: int, metrics: bool, blocked: bool) -> Implementation:
 # ---------------------------------------------------------------------------------------------------------------- input
 
 
-def _batches_of(dataset: tf.data.Dataset) -> Implementation:
-    """Batches of a dataset, after one second in which batches are discarded."""
-    iterator, elapsed = iter(dataset), progress.stopwatch()
-    while elapsed() < _TUNING_SECONDS:
-        next(iterator)
+def pipeline(flags: list[str], decodes_only: bool = False) -> Implementation:
+    """Batches of our input pipeline or, with `decodes_only`, of one value per decoded image."""
+    config = config_lib.from_arguments(flags)
+    source = datasets.open_configured(config)
+    if decodes_only:
+        values = source.records(config.train_split).map(
+            lambda key, item, label: tf.reduce_max(source.decode(item)[0, 0]), PARALLEL_CALLS
+        )
+        dataset = with_prefetching(batched(values.repeat(), config.train_batch_size))
+    else:
+        dataset = data.build_train_dataset(config, source, 0, config.train_batch_size)
+    iterator = iter(dataset)
     return lambda calls: [next(iterator) for _ in range(calls)] and None
-
-
-def pipeline(flags: list[str]) -> Implementation:
-    """Batches of our input pipeline."""
-    config = config_lib.from_arguments(flags)
-    source = datasets.open_configured(config)
-    return _batches_of(data.build_train_dataset(config, source, 0, config.train_batch_size))
-
-
-def decoding(flags: list[str]) -> Implementation:
-    """Batches of one value per decoded image."""
-    config = config_lib.from_arguments(flags)
-    source = datasets.open_configured(config)
-    decoded = source.records(config.train_split).map(
-        lambda key, item, label: tf.reduce_max(source.decode(item)[0, 0]), tf.data.AUTOTUNE
-    )
-    return _batches_of(decoded.repeat().batch(config.train_batch_size).prefetch(2))
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluation

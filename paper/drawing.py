@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from checkpoints import restoring
 from paper import common, studies
 from paper.runner import Runner
 from runtime import console
-from runtime.errors import UserError, first_line
+from runtime.errors import UserError
 from sources import datasets, image_files
 
 matplotlib.use("Agg")
@@ -30,7 +29,18 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib import ticker, transforms  # noqa: E402
 
+# The same figure gives the same file: by default, the element IDs in SVG files are random.
+plt.rcParams.update(
+    {
+        "svg.hashsalt": "paper",
+        "savefig.bbox": "tight",
+        "axes.titlesize": 9,
+        "figure.labelsize": 9,
+        "legend.fontsize": 8,
+    }
+)
 _SEED = 1
+_NO_DATE = {"Date": None}  # metadata of SVG files
 _CROPS = 4  # Number of crops per image. Each crop is shown with and without color distortion.
 _CLASSES = 10  # Number of classes in the t-SNE figure.
 _MARKERS = "osv^D<>phX"
@@ -43,41 +53,30 @@ def save(figure: plt.Figure, rows: pd.DataFrame, out: str, name: str) -> str:
     path = os.path.join(out, name)
     if os.path.exists(f"{path}.png"):
         console.log(f"replacing {path}.png, .svg and .csv")
-    figure.savefig(f"{path}.png", dpi=110, bbox_inches="tight")
-    _save_svg(figure, path)
+    figure.savefig(f"{path}.png", dpi=110)
+    figure.savefig(f"{path}.svg", metadata=_NO_DATE)
     plt.close(figure)
     rows.to_csv(f"{path}.csv", index=False)
     return f"{path}.png"
 
 
-def _save_svg(figure: plt.Figure, path: str) -> None:
-    """Saves a figure to <path>.svg. The same figure gives the same file."""
-    # By default, element IDs are random, and the file contains the date.
-    with matplotlib.rc_context({"svg.hashsalt": "paper"}):
-        figure.savefig(f"{path}.svg", bbox_inches="tight", metadata={"Date": None})
-
-
 def read_csv(
-    path: str, columns: Sequence[str], numeric: Sequence[str], measure: str = "accuracy"
+    path: str, texts: Sequence[str], numbers: Sequence[str] = (), measure: str = "accuracy"
 ) -> pd.DataFrame:
     """Reads the rows of a CSV file that have an accuracy.
 
     Args:
       path: CSV file.
-      columns: required columns, including `measure`.
-      numeric: columns to convert to floats. Accuracies must be in [0, 1]. Values in the other
-        numeric columns must be positive.
-      measure: column that contains the accuracies.
+      texts: required columns that contain text.
+      numbers: required columns that contain numbers.
+      measure: required column that contains the accuracies.
 
     Raises:
-      UserError: the file cannot be read, lacks columns or accuracies, or contains invalid numbers.
+      UserError: the file lacks columns, has no accuracies, or has accuracies outside [0, 1].
     """
-    try:
-        rows = pd.read_csv(path, dtype=str, keep_default_na=False, na_values="")
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"--csv={path}: the file cannot be read ({first_line(error)}). Check the path."
-        ) from error
+    types = dict.fromkeys(texts, str)
+    rows = pd.read_csv(path, dtype=types, keep_default_na=False, na_values="")
+    columns = (*texts, *numbers, measure)
     for column in columns:
         if column not in rows:
             raise UserError(
@@ -86,16 +85,12 @@ def read_csv(
             )
     # In the report, this field is empty if a run has no accuracy.
     rows = rows.dropna(subset=measure)
-    if rows.empty:
-        raise UserError(f"--csv={path}: no row has an accuracy. Add at least one accuracy.")
-    for column in numeric:
-        values, limit = pd.to_numeric(rows[column], errors="coerce"), "from 0 to 1"
-        is_valid = values.between(0, 1)
-        if column != measure:
-            is_valid, limit = values.between(0, math.inf, inclusive="neither"), "above 0"
-        for text in rows[column][~is_valid]:
-            raise UserError(f"--csv={path}: {column} is {text}. Use a number {limit}.")
-        rows[column] = values
+    accuracies = rows[measure]
+    if not 0 <= accuracies.min() <= accuracies.max() <= 1:
+        raise UserError(
+            f"--csv={path}: the column {measure} has no accuracies, or accuracies that are not in"
+            " [0, 1]. Use a file with accuracies from 0 to 1."
+        )
     return rows
 
 
@@ -123,11 +118,6 @@ def read_images(paths: list[str] | None) -> list[np.ndarray]:
         from sklearn import datasets
 
         return datasets.load_sample_images().images[::-1]  # The flower is first.
-    for path in paths:
-        if reason := (
-            "file not found" if not os.path.isfile(path) else image_files.why_unusable(path)
-        ):
-            raise UserError(f"--image={path}: {reason}. Use another file.")
     return [
         tf.io.decode_image(image_files.load(path), channels=3, expand_animations=False).numpy()
         for path in paths
@@ -146,7 +136,7 @@ def _panels(rows: int, columns: int, size: float = 1.9) -> tuple[plt.Figure, Any
 
 def _add_legend(axis: plt.Axes) -> None:
     """Adds a legend to the right of a panel."""
-    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 # ---------------------------------------------------------------------------------------------------- augmentation
@@ -182,20 +172,19 @@ def operators(image: list[str] | None, out: str, size: int = 160) -> str:
     figure, axes = _panels(-(-len(_OPERATORS) // 2), 6)
     for axis in axes.flat[3 * len(_OPERATORS) :]:
         axis.axis("off")
+    seeds = tf.constant([[draw, _SEED] for draw in range(3)], tf.int64)
     rows = []
     for index, (title, names) in enumerate(_OPERATORS.items()):
-        for draw in range(3):
-            seeds = tf.constant([[draw, _SEED]], tf.int64)
-            policy = policies.branch_policy(names, 1.0, "additive", flip=title != "crop, resize")
-            if len(names) == 1:
-                # With only one operator, the probability is 1, so that each image shows its effect.
-                (operator,) = policy.operators
-                policy = data_util.Policy().then(dataclasses.replace(operator, probability=1.0))
-            augmented = data_util.apply_operators(pixels[tf.newaxis], policy, seeds)[0].numpy()
-            axis = axes.flat[3 * index + draw]
-            axis.imshow(augmented)
-            axis.set_title(title if draw == 0 else "", fontsize=9, loc="left")
-            rows.append((title, draw, *augmented.mean((0, 1)), augmented.std()))
+        policy = policies.branch_policy(names, 1.0, "additive", flip=title != "crop, resize")
+        if len(names) == 1:
+            # With only one operator, the probability is 1, so that each image shows its effect.
+            (operator,) = policy.operators
+            policy = data_util.Policy().then(dataclasses.replace(operator, probability=1.0))
+        augmented = data_util.apply_operators(tf.stack([pixels] * 3), policy, seeds)
+        axes.flat[3 * index].set_title(title, loc="left")
+        for draw, drawn in enumerate(augmented.numpy()):
+            axes.flat[3 * index + draw].imshow(drawn)
+            rows.append((title, draw, *drawn.mean((0, 1)), drawn.std()))
     columns = ["operator", "draw", "mean_red", "mean_green", "mean_blue", "std"]
     return save(figure, pd.DataFrame(rows, columns=columns).round(4), out, "operators")
 
@@ -210,7 +199,7 @@ def views(dataset: str, flags: str, out: str) -> str:
     figure, axes = _panels(len(views), count, 1.3)
     rows = []
     for view, images in enumerate(views):
-        axes[view, 0].set_ylabel(f"view {view + 1}", fontsize=9)
+        axes[view, 0].set_ylabel(f"view {view + 1}")
         for column, image in enumerate(images.numpy()):
             axes[view, column].imshow(image, interpolation="nearest")
             rows.append((column, view, image.mean(), image.std()))
@@ -224,7 +213,8 @@ def histograms(image: list[str] | None, out: str) -> str:
 
     Brightness is additive, as in the paper.
     """
-    images, crop = read_images(image), data_util.crop_and_flip_policy()
+    images = read_images(image)
+    crop = data_util.crop_and_flip_policy()
     jitter, grayscale = data_util.color_distortion(1.0, "additive")
     # Both policies use the same seeds, so the crops match. Jitter is always applied to show its
     # effect in every crop.
@@ -243,6 +233,7 @@ def histograms(image: list[str] | None, out: str) -> str:
     rows = []
     for row, pixels in enumerate(images):
         for block, (name, policy) in enumerate(crop_policies.items()):
+            axes[0, block * _CROPS].set_title(f"{name} color distortion", loc="left")
             for draw in range(_CROPS):
                 seed = tf.constant([draw, _SEED], tf.int64)
                 view = data_util.apply_policy(pixels, policy, seed, 160).numpy()
@@ -250,11 +241,9 @@ def histograms(image: list[str] | None, out: str) -> str:
                 axis = axes[row, block * _CROPS + draw]
                 axis.stairs(counts / counts.sum(), edges, fill=True, color="0.25")
                 axis.set_xticks([0, 1])
-                if row == 0 and draw == 0:
-                    axis.set_title(f"{name} color distortion", fontsize=9, loc="left")
                 rows += [(row, name, draw, *pair) for pair in zip(edges, counts)]
-    figure.supxlabel("intensity", fontsize=9)
-    figure.supylabel("fraction of values", fontsize=9)
+    figure.supxlabel("intensity")
+    figure.supylabel("fraction of values")
     columns = ["image", "color_distortion", "crop", "bin_start", "count"]
     return save(figure, pd.DataFrame(rows, columns=columns).round(5), out, "histograms")
 
@@ -277,7 +266,7 @@ def eigenvalues(checkpoint: str, out: str) -> str:
     indices = np.arange(1, len(values) + 1)
     figure, axes = plt.subplots(1, 2, figsize=(8, 3))
     for axis, scale in zip(axes, ("linear", "log")):
-        axis.plot(indices, np.maximum(values, 1e-12) if scale == "log" else values, color="0.1")
+        axis.plot(indices, values, color="0.1")
         axis.set_yscale(scale)
         axis.set_xlabel("eigenvalue index, sorted")
         axis.set_ylabel(f"squared real part ({scale})")
@@ -303,7 +292,7 @@ def tsne(checkpoint: str, dataset: str, flags: str, split: str, seed: int, out: 
       The path of the PNG file.
 
     Raises:
-      UserError: the network has no projection head, or the split has no labels or too few examples.
+      UserError: the network has no projection head, or the split has no labels.
     """
     from sklearn import manifold
 
@@ -320,11 +309,6 @@ def tsne(checkpoint: str, dataset: str, flags: str, split: str, seed: int, out: 
     chosen = np.sort(random.permutation(np.unique(labels))[:_CLASSES])
     selected = np.sort(random.permutation(np.flatnonzero(np.isin(labels, chosen)))[:1000])
     labels = labels[selected]
-    if len(labels) < 3:
-        raise UserError(
-            f"--split={split}: the split has {len(labels)} examples from {len(chosen)} classes of "
-            f"{config.dataset}, but t-SNE needs at least 3 examples. Use a larger split."
-        )
     figure, axes = _panels(1, 2, 5)
     embeddings = []
     for axis, title, space in zip(axes.flat, ("h", "z = g(h)"), spaces):
@@ -345,7 +329,7 @@ def tsne(checkpoint: str, dataset: str, flags: str, split: str, seed: int, out: 
         axis.set_title(title)
     _add_legend(axes[0, 1])
     rows = pd.DataFrame(np.hstack(embeddings), columns=["h_x", "h_y", "z_x", "z_y"]).round(3)
-    rows.insert(0, "class", [source.class_names[label] for label in labels])
+    rows.insert(0, "class", np.take(source.class_names, labels))
     return save(figure, rows, out, "tsne")
 
 
@@ -358,8 +342,8 @@ def pairs(csv: str, out: str) -> str:
     The CSV file must contain the columns `first`, `second` and `accuracy`. For a pair with several
     rows, the figure shows the mean and the sample standard deviation.
     """
-    columns = ("first", "second", "accuracy")
-    rows = _average(read_csv(csv, columns, numeric=("accuracy",)), columns[:2])
+    columns = ("first", "second")
+    rows = _average(read_csv(csv, columns), columns)
     names = pd.concat([rows["first"], rows["second"]]).unique()
     grid, deviations = (
         100
@@ -380,7 +364,7 @@ def pairs(csv: str, out: str) -> str:
     axis.set_yticks(range(len(names)), names)
     axis.set_xlabel("second transformation")
     axis.set_ylabel("first transformation")
-    axis.set_title("top-1 accuracy, %", fontsize=10)
+    axis.set_title("top-1 accuracy, %")
     return save(figure, _without_deviations(rows), out, "pairs")
 
 
@@ -392,21 +376,16 @@ def heads(csv: str, out: str) -> str:
     accuracies of g(h) in the same runs. Several seeds are averaged, and error bars show the sample
     standard deviation.
     """
-    columns, projections = ("head", "dimension", "representation"), "logistic regression on g(h)"
-    rows = read_csv(csv, (*columns, "accuracy"), ("accuracy",))
-    if projections in rows and rows[projections].notna().any():
-        others = read_csv(csv, columns, (projections,), projections)
-        others = others.assign(accuracy=others[projections], representation="g(h)")
-        rows = pd.concat([rows, others])
-    rows = rows.fillna({"dimension": "no head"})
+    rows = read_csv(csv, ("head", "dimension", "representation"))
+    if "logistic regression on g(h)" in rows:
+        projections = rows["logistic regression on g(h)"]
+        rows = pd.concat([rows, rows.assign(accuracy=projections, representation="g(h)")])
+    rows = rows.dropna(subset="accuracy").fillna({"dimension": "no head"})
     rows["label"] = rows["head"].replace("none", "no") + " head, " + rows["representation"]
     rows = _average(rows, ("label", "dimension"))
     sizes = sorted(rows["dimension"].unique(), key=lambda text: (len(text), text))
     rows["dimension"] = pd.Categorical(rows["dimension"], sizes)
-    figure, axis = plt.subplots(figsize=(3 + len(sizes), 3))
-    _grouped_bars(axis, rows, "dimension")
-    _add_legend(axis)
-    return save(figure, _without_deviations(rows), out, "heads")
+    return _bars_figure(rows, rows["label"], "dimension", out, "heads")
 
 
 def batches(csv: str, measure: str, average: str, out: str) -> str:
@@ -423,9 +402,8 @@ def batches(csv: str, measure: str, average: str, out: str) -> str:
         differ in these columns, and its error bar shows the sample standard deviation.
       out: output directory.
     """
-    numeric = ("epochs", "batch_size", measure)
-    averaged = [*filter(None, map(str.strip, average.split(",")))]
-    rows = read_csv(csv, (*numeric, *averaged), numeric, measure)
+    averaged = average.split(",") if average else []
+    rows = read_csv(csv, averaged, ("epochs", "batch_size"), measure)
     columns = ["scaling", "batch_size", "epochs"]
     rows["scaling"] = rows["scaling"].fillna("") if "scaling" in rows else ""
     rows = rows.astype({"epochs": int, "batch_size": int}).sort_values(columns)
@@ -440,40 +418,7 @@ def batches(csv: str, measure: str, average: str, out: str) -> str:
         )
     rows = _average(rows, columns, measure)
     labels = "batch " + rows["batch_size"].astype(str) + " " + rows["scaling"]
-    width = 2 + max(1.2, 0.15 * labels.nunique()) * rows["epochs"].nunique()
-    figure, axis = plt.subplots(figsize=(width, 3))
-    _grouped_bars(axis, rows.assign(label=labels.str.strip()), "epochs", measure)
-    _add_legend(axis)
-    return save(figure, _without_deviations(rows), out, "batches")
-
-
-def _grouped_bars(axis: plt.Axes, rows: pd.DataFrame, x: str, measure: str = "accuracy") -> None:
-    """Plots groups of bars that show accuracies in percent, with error bars where accuracies were averaged.
-
-    Args:
-      axis: Matplotlib `Axes`.
-      rows: result of `_average` with the additional column `label`.
-      x: column with the values on the x-axis.
-      measure: column with the accuracies.
-    """
-    means, deviations = (
-        100 * rows.pivot(index=x, columns="label", values=column)[rows["label"].unique()]
-        for column in (measure, "standard_deviation")
-    )
-    means.plot.bar(
-        ax=axis,
-        yerr=None if deviations.isna().all(axis=None) else deviations,
-        capsize=2,
-        width=0.8,
-        rot=0,
-        legend=False,
-        color=plt.cm.Greys(np.linspace(0.15, 0.85, len(means.columns))),
-        edgecolor="black",
-    )
-    for index, bar in enumerate(axis.patches):
-        bar.set_hatch(_HATCHES[index // len(means) % len(_HATCHES)])
-    axis.set_xlabel(x.replace("_", " "))
-    axis.set_ylabel(f"{'top-1' if measure == 'accuracy' else measure} accuracy, %")
+    return _bars_figure(rows, labels.str.strip(), "epochs", out, "batches", measure)
 
 
 def temperatures(csv: str, out: str) -> str:
@@ -484,23 +429,61 @@ def temperatures(csv: str, out: str) -> str:
     all other settings (learning rates, numbers of epochs and seeds), and its error bar shows the
     sample standard deviation.
     """
-    columns = ("training", "temperature", "batch_size", "accuracy")
-    rows = read_csv(csv, columns, columns[1:]).astype({"batch_size": int})
-    rows = _average(rows.sort_values(["temperature", "batch_size"]), columns[:3])
-    panels = rows.groupby("training", sort=False)
+    numeric = ["temperature", "batch_size"]
+    rows = read_csv(csv, ("training",), numeric).astype({"batch_size": int})
+    rows = _average(rows.sort_values(numeric), ("training", *numeric))
+    labels = rows["temperature"].map("temperature {:g}".format)
+    return _bars_figure(rows, labels, "batch_size", out, "temperatures", panels=rows["training"])
+
+
+def _bars_figure(
+    rows: pd.DataFrame,
+    labels: pd.Series,
+    x: str,
+    out: str,
+    name: str,
+    measure: str = "accuracy",
+    panels: pd.Series | str = "",
+) -> str:
+    """Plots groups of bars that show accuracies in percent, with error bars where accuracies were averaged.
+
+    Args:
+      rows: result of `_average`.
+      labels: legend label for each row.
+      x: column with the values on the x-axis.
+      out: output directory.
+      name: name of the figure.
+      measure: column with the accuracies.
+      panels: title of the panel for each row, or for all.
+    """
+    groups = rows.assign(label=labels, panel=panels).groupby("panel", sort=False)
+    width = 2 + max(1.2, 0.15 * labels.nunique()) * rows[x].nunique()
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(1 + 4 * len(panels), 3), squeeze=False, sharey=True
+        1, len(groups), figsize=(width * len(groups), 3), squeeze=False, sharey=True
     )
-    for axis, (title, panel) in zip(axes.flat, panels):
-        labels = panel["temperature"].map("temperature {:g}".format)
-        _grouped_bars(axis, panel.assign(label=labels), "batch_size")
-        axis.set_title(title, fontsize=10)
+    for axis, (title, group) in zip(axes.flat, groups):
+        means, deviations = (
+            100 * group.pivot(index=x, columns="label", values=column)[group["label"].unique()]
+            for column in (measure, "standard_deviation")
+        )
+        means.plot.bar(
+            ax=axis,
+            yerr=None if deviations.isna().all(axis=None) else deviations,
+            capsize=2,
+            width=0.8,
+            rot=0,
+            legend=False,
+            color=plt.cm.Greys(np.linspace(0.15, 0.85, len(means.columns))),
+            edgecolor="black",
+        )
+        for index, bar in enumerate(axis.patches):
+            bar.set_hatch(_HATCHES[index // len(means) % len(_HATCHES)])
+        axis.set_title(title)
+        axis.set_xlabel(x.replace("_", " "))
+        axis.set_ylabel(f"{'top-1' if measure == 'accuracy' else measure} accuracy, %")
         axis.label_outer()
     _add_legend(axes[0, -1])
-    return save(figure, rows, out, "temperatures")
-
-
-_PARAMETER_COLUMNS = ("network", "million parameters", "group", "accuracy")
+    return save(figure, _without_deviations(rows), out, name)
 
 
 def parameters(csv: str, out: str) -> str:
@@ -510,7 +493,7 @@ def parameters(csv: str, out: str) -> str:
     Rows that differ only in their accuracies, such as those of runs with several seeds, are
     averaged. Error bars show the sample standard deviation.
     """
-    rows = read_csv(csv, _PARAMETER_COLUMNS, ("million parameters", "accuracy"))
+    rows = read_csv(csv, ("network", "group"), ("million parameters",))
     return _points_figure(rows, out, "parameters")
 
 
@@ -522,7 +505,7 @@ def fine_tuning(csv: str, out: str) -> str:
     `accuracy`. Several seeds are averaged. Error bars show the sample standard deviation.
     """
     x, columns = "accuracy before", ["start", "labels"]
-    rows = read_csv(csv, (*columns, x, "accuracy"), (x, "accuracy"))
+    rows = read_csv(csv, columns, (x,))
     rows[x] = 100 * rows.groupby(columns)[x].transform("mean")
     rows = rows.rename(columns=dict(zip(columns, ("network", "group"))))
     titles = "linear evaluation: top-1 accuracy, %", "fine-tuning: top-1 accuracy, %"
@@ -536,7 +519,7 @@ def race(csv: str, out: str) -> str:
     regression) and `nearest neighbors`.
     """
     measures = ("accuracy", "nearest neighbors")
-    rows = read_csv(csv, ("program", "run", "minutes", *measures), ("minutes", *measures))
+    rows = read_csv(csv, ("program", "run"), ("minutes", "nearest neighbors"))
     figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
     for axis, measure in zip(axes, measures):
         for marker, ((program, _), points) in zip(
@@ -544,7 +527,7 @@ def race(csv: str, out: str) -> str:
         ):
             axis.plot(points["minutes"], 100 * points[measure], f"k-{marker}", label=program)
         axis.set_xlabel("minutes of training")
-        axis.set_title("logistic regression" if measure == "accuracy" else measure, fontsize=9)
+        axis.set_title("logistic regression" if measure == "accuracy" else measure)
     axes[0].set_ylabel("top-1 accuracy, %")
     _add_legend(axes[-1])
     return save(figure, rows, out, "race")
@@ -574,9 +557,10 @@ def methods(csv: str | None, out: str) -> str:
             supervised["Top 1: Crop"] / 100,
         )
     )
-    tables = [pd.DataFrame(rows, columns=_PARAMETER_COLUMNS)]
+    columns = ["network", "million parameters", "group", "accuracy"]
+    tables = [pd.DataFrame(rows, columns=columns)]
     if csv:
-        ours = read_csv(csv, _PARAMETER_COLUMNS, ("million parameters", "accuracy"))
+        ours = read_csv(csv, ("network", "group"), ("million parameters",))
         tables.append(ours.assign(group=ours["group"] + ", ours"))
     return _points_figure(pd.concat(tables), out, "methods")
 
@@ -595,17 +579,17 @@ def _points_figure(
     rows = _average(rows, ("network", x, "group"))
     figure, axis = plt.subplots(figsize=(8, 5.5))
     for index, (group, members) in enumerate(rows.groupby("group", sort=False)):
-        points = members[x], 100 * members["accuracy"]
-        axis.scatter(
-            *points,
-            marker=_MARKERS[index % len(_MARKERS)],
+        axis.errorbar(
+            members[x],
+            100 * members["accuracy"],
+            100 * members["standard_deviation"],
+            fmt=_MARKERS[index % len(_MARKERS)],
             color=plt.cm.Greys((0.9, 0.5, 0.0)[index % 3]),
-            edgecolors="black",
+            markeredgecolor="black",
+            ecolor="black",
+            capsize=2,
             label=group,
         )
-        deviations = 100 * members["standard_deviation"]
-        if deviations.notna().any():
-            axis.errorbar(*points, deviations, fmt="none", ecolor="black", capsize=2)
     if x == "million parameters":
         axis.set_xscale("log")
         axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
@@ -700,6 +684,6 @@ def accuracies(rows: pd.DataFrame, name: str, runner: Runner) -> str:
     axis.set_xlabel("change in accuracy, percentage points" if plots_changes else "accuracy, %")
     axis.grid(axis="y", color="0.85")
     _add_legend(axis)
-    _save_svg(figure, os.path.join(runner.folder, name))
+    figure.savefig(os.path.join(runner.folder, f"{name}.svg"), metadata=_NO_DATE)
     plt.close(figure)
     return f"![accuracies]({name}.svg)"

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from paper import studies
 from transfer import tasks
@@ -42,8 +43,8 @@ class Finding:
       metric: key of `_COLUMNS`.
       is_equality: whether the finding is that the means are equal.
       stated: difference stated in the paper's text, if the paper has no table with these runs.
-      compares_gaps: whether the finding is that a - b > c - d. In this case, `higher` is (a, d),
-        `lower` is (b, c), and sums are compared instead of means.
+      scale: number by which the difference between the two means is multiplied. It is 2 if the
+        finding is that a - b > c - d, where `higher` is (a, d) and `lower` is (b, c).
     """
 
     text: str
@@ -52,12 +53,7 @@ class Finding:
     metric: str = "accuracy"
     is_equality: bool = False
     stated: str = ""
-    compares_gaps: bool = False
-
-    @property
-    def scale(self) -> int:
-        """Number by which the difference between the two means is multiplied."""
-        return len(self.higher) if self.compares_gaps else 1
+    scale: int = 1
 
 
 _ON_PROJECTION = ", g(h)"
@@ -188,19 +184,21 @@ FINDINGS = {
             ("sqrt 512, 400 epochs", "sqrt 2048, 400 epochs"),
             ("sqrt 512, 100 epochs", "sqrt 2048, 100 epochs"),
         ),
-        *(
-            Finding(
-                f"larger batches are better when training is short ({text} scaling)",
-                (f"{scaling} 2048, 100 epochs",),
-                (f"{scaling} 512, 100 epochs",),
-            )
-            for scaling, text in (("linear", "linear"), ("sqrt", "square-root"))
+        Finding(
+            "larger batches are better when training is short (linear scaling)",
+            ("linear 2048, 100 epochs",),
+            ("linear 512, 100 epochs",),
+        ),
+        Finding(
+            "larger batches are better when training is short (square-root scaling)",
+            ("sqrt 2048, 100 epochs",),
+            ("sqrt 512, 100 epochs",),
         ),
         Finding(
             "longer training reduces the difference between batch sizes (linear scaling)",
             ("linear 2048, 100 epochs", "linear 512, 400 epochs"),
             ("linear 512, 100 epochs", "linear 2048, 400 epochs"),
-            compares_gaps=True,
+            scale=2,
         ),
         Finding(
             "square-root scaling helps with small batches",
@@ -216,7 +214,7 @@ FINDINGS = {
                 f"the gap to supervised training is larger for {small} than for {large}",
                 (f"supervised {small}", large),
                 (small, f"supervised {large}"),
-                compares_gaps=True,
+                scale=2,
             )
             for small, large in (
                 ("ResNet-10 (1x)", "ResNet-10 (2x)"),
@@ -272,7 +270,7 @@ FINDINGS = {
             "longer training helps more with 1 % of the labels than with 10 %",
             ("400 epochs, 1 %", "100 epochs, 10 %"),
             ("100 epochs, 1 %", "400 epochs, 10 %"),
-            compares_gaps=True,
+            scale=2,
         ),
     ),
     **{
@@ -305,35 +303,31 @@ class Fit:
       degrees_of_freedom: (number of networks - 1) x (number of seeds - 1). The results on h and on
         g(h) are of the same network, unless they are those of separate runs.
       deviation: standard deviation s of the noise in percentage points, with s^2 = (mean squared
-        residual) x (number of networks) x (number of seeds) / degrees_of_freedom, or None if there
+        residual) x (number of networks) x (number of seeds) / degrees_of_freedom, or NaN if there
         are no degrees of freedom.
     """
 
     means: pd.Series
     num_seeds: int
     degrees_of_freedom: int
-    deviation: float | None
+    deviation: float
 
     @property
     def quantile(self) -> float:
         """Quantile of Student's t distribution: half the width of an interval, in standard errors."""
-        from scipy import stats
-
         return stats.t.ppf((1 + LEVEL) / 2, self.degrees_of_freedom)
 
     def compare(
         self, higher: tuple[str, ...], lower: tuple[str, ...], scale: int = 1
-    ) -> tuple[float, float | None]:
+    ) -> tuple[float, float]:
         """Returns the difference between two means over runs, and half the width of its confidence interval, in points.
 
         The difference is sum(w_r mean_r), where w_r is `scale` / len(higher) for the runs in `higher`
         and -`scale` / len(lower) for those in `lower`. Half the width is t s sqrt(sum(w_r^2) /
-        num_seeds), where t is the quantile of Student's t distribution. Half the width is None if
+        num_seeds), where t is the quantile of Student's t distribution. Half the width is NaN if
         there are no degrees of freedom.
         """
         difference = scale * (self.means[list(higher)].mean() - self.means[list(lower)].mean())
-        if self.deviation is None:
-            return difference, None
         # The runs in `higher` and `lower` are distinct.
         variance = (1 / len(higher) + 1 / len(lower)) / self.num_seeds
         return difference, scale * self.quantile * self.deviation * np.sqrt(variance)
@@ -357,22 +351,24 @@ def fit(values: pd.DataFrame, compared: tuple[str, ...], names: Collection[str] 
     num_seeds = len(values.columns)
     if not num_seeds:
         return None
-    means, freedom = values.mean(axis=1), (num_networks - 1) * (num_seeds - 1)
+    freedom = (num_networks - 1) * (num_seeds - 1)
+    means = values.mean(axis=1)
     residuals = values.sub(means, axis=0) - values.mean() + means.mean()
     squares = (residuals**2).to_numpy().mean() * num_networks * num_seeds
-    deviation = float(np.sqrt(squares / freedom)) if freedom else None
-    return Fit(means, num_seeds, freedom, deviation)
+    return Fit(means, num_seeds, freedom, np.sqrt(squares / (freedom or np.nan)))
 
 
 def verdict(low: float, high: float, is_equality: bool) -> str:
     """Returns the result for a finding whose difference has the confidence interval [low, high]. See `RULE`."""
     if is_equality:
-        if low >= -EQUAL_WITHIN and high <= EQUAL_WITHIN:
-            return REPLICATED
-        return NOT_REPLICATED if low > EQUAL_WITHIN or high < -EQUAL_WITHIN else INCONCLUSIVE
-    if low > 0:
+        is_replicated = max(-low, high) <= EQUAL_WITHIN
+        is_refuted = max(low, -high) > EQUAL_WITHIN
+    else:
+        is_replicated = low > 0
+        is_refuted = high < LARGEST_NEGLIGIBLE
+    if is_replicated:
         return REPLICATED
-    return NOT_REPLICATED if high < LARGEST_NEGLIGIBLE else INCONCLUSIVE
+    return NOT_REPLICATED if is_refuted else INCONCLUSIVE
 
 
 def count_after_holm(comparisons: Iterable[Comparison]) -> int:
@@ -381,8 +377,6 @@ def count_after_holm(comparisons: Iterable[Comparison]) -> int:
     The correction bounds the probability of at least one false result among all comparisons by
     1 - `LEVEL`. Findings of equality are not included.
     """
-    from scipy import stats
-
     values = []
     for entry in comparisons:
         if entry.low is not None and not entry.finding.is_equality:
@@ -445,7 +439,11 @@ def _compare(
 ) -> tuple[str] | tuple[str, float, float | None, float | None, Fit]:
     """Returns the values of a `Comparison` that depend on our results. `names` are those of all runs."""
     compared = (*finding.higher, *finding.lower)
-    values = _values(rows, finding.metric)
+    tables = [
+        rows.pivot(index="run", columns="seed", values=column).add_suffix(ending, axis="index")
+        for ending, (column, _) in _COLUMNS[finding.metric].items()
+    ]
+    values = 100 * pd.concat(tables).dropna(how="all")
     model = fit(values, compared, names)
     if model is None:
         executed = [run if run in names else run.removesuffix(_ON_PROJECTION) for run in compared]
@@ -456,35 +454,22 @@ def _compare(
             return ("not run",)
         return ("no common seed" if set(compared) <= set(values.index) else "no result",)
     difference, half_width = model.compare(finding.higher, finding.lower, finding.scale)
-    if half_width is None:
+    if not model.degrees_of_freedom:
         reason = "one seed" if model.num_seeds == 1 else "one network"
         return reason, difference, None, None, model
     low, high = difference - half_width, difference + half_width
     return verdict(low, high, finding.is_equality), difference, low, high, model
 
 
-def _values(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Returns our results for a metric, in percent, in the format that `fit` requires."""
-    values = [
-        rows.pivot(index="run", columns="seed", values=column).add_suffix(ending, axis="index")
-        for ending, (column, _) in _COLUMNS[metric].items()
-    ]
-    return 100 * pd.concat(values).dropna(how="all")
-
-
 def paper_difference(name: str, finding: Finding) -> str:
     """Returns the paper's difference for a finding in percentage points, such as "+1.3", or "" if it is unknown."""
-    higher, lower = (
-        [_paper_value(name, run, finding.metric) for run in runs]
-        for runs in (finding.higher, finding.lower)
-    )
-    if None in (*higher, *lower):
+    values = []
+    for run in (*finding.higher, *finding.lower):
+        ending = _ON_PROJECTION if run.endswith(_ON_PROJECTION) else ""
+        _, measure = _COLUMNS[finding.metric][ending]
+        values.append(studies.find_run((name, run.removesuffix(ending))).paper.get(measure))
+    if None in values:
         return finding.stated
-    return f"{finding.scale * (np.mean(higher) - np.mean(lower)):+.1f}"
-
-
-def _paper_value(name: str, run_name: str, metric: str) -> float | None:
-    """Returns the paper's result for a run, in percent, or None if the paper does not state it."""
-    ending = _ON_PROJECTION if run_name.endswith(_ON_PROJECTION) else ""
-    _, measure = _COLUMNS[metric][ending]
-    return studies.find_run((name, run_name.removesuffix(ending))).paper.get(measure)
+    count = len(finding.higher)
+    difference = np.mean(values[:count]) - np.mean(values[count:])
+    return f"{finding.scale * difference:+.1f}"

@@ -19,6 +19,8 @@ from __future__ import annotations
 import argparse
 import os
 
+import pandas as pd
+
 from runtime import command_line, console, tensorflow_startup
 from runtime.errors import UserError
 from runtime.paths import check_paths, check_writable_parent
@@ -62,19 +64,12 @@ def main(argv: list[str] | None = None) -> None:
                 f"--out={arguments.out}: the path is a directory. Pass the path of a file."
             )
         model, config = common.load(arguments.checkpoint, arguments.dataset, arguments.flags)
-        probes = [name.strip() for name in arguments.probes.split(",") if name.strip()]
+        probes = arguments.probes.split(",")
         results = probing.run_probes(
             model, config, probes, arguments.train_split, arguments.test_split
         )
-        rows = [
-            (
-                probe,
-                f"majority baseline {accuracies['majority_baseline']:.3f}"
-                f"   h {accuracies['h']:.3f}   g(h) {accuracies['z']:.3f}",
-            )
-            for probe, accuracies in results.items()
-        ]
-        console.log(console.format_table(f"probe accuracies for {arguments.checkpoint}", rows))
+        table = pd.DataFrame(results).T.to_string(float_format="{:.3f}".format)
+        console.log(f"probe accuracies for {arguments.checkpoint}\n{table}")
         if arguments.out:
             if os.path.exists(arguments.out):
                 console.log(f"replacing {arguments.out}")

@@ -6,24 +6,28 @@ import collections
 import html
 import os
 import pathlib
+import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import markdown
 import pandas as pd
 
 from checkpoints.records import Record
-from config import as_flags
+from config import RECIPES, as_flags
 from paper import drawing, findings, results, runner, studies
 from paper.runner import Runner
 from runtime import console, progress, storage
 
-# Other results are displayed in %.
+# regular expression for the titles of columns -> format; the first match is used
 _FORMATS = {
-    "entropy": "{:.2f}",
-    "difference, entropy": "{:+.2f}",
-    "million parameters": "{:.1f}",
-    "minutes": "{:.1f}",
+    "entropy": ".2f",
+    "difference, entropy": "+.2f",
+    "(our |)(change|difference).*": "+.1f",
+    "paper.*|million parameters|minutes": ".1f",
+    "|".join(map(re.escape, (*results.MEASURES, "mean", "standard deviation"))): ".1%",
+    ".*": "g",
 }
 _DECIMALS = {"million parameters": 3, "minutes": 1, "difference, entropy": 2}  # in CSV files
 _STYLE = pathlib.Path(__file__).with_name("report.css")
@@ -36,26 +40,27 @@ def write_report(names: list[str], runner: Runner) -> str:
     results in the form that `results.find_results` reads, and STUDY.svg is a plot.
 
     Raises:
-      UserError: recorded results or predictions are corrupt, or a file cannot be written.
+      UserError: a record or predictions are corrupt, or a file cannot be written.
     """
     os.makedirs(runner.folder, exist_ok=True)
-    records, tables, done, sections = results.read_records(runner), {}, [], []
+    records = results.read_records(runner)
+    tables, done, sections = {}, [], []
     for name in progress.track(names, "report"):
         found = results.find_results(name, runner, records)
         done += [result.record for result in found if result.record not in done]
         rows = results.table(name, found, runner)
         if found:
             tables[name], path = rows, os.path.join(runner.folder, name)
-            storage.write_bytes(f"{path}.csv", _csv(rows).encode())
+            changes = dict.fromkeys(rows.filter(regex="^(change|difference)"), 1)
+            public = rows.drop(columns=["_ours", "_paper"]).round(changes | _DECIMALS)
+            content = public.convert_dtypes().to_csv(index=False)
+            storage.write_bytes(f"{path}.csv", content.encode())
             results.write_records(f"{path}.jsonl", found)
         sections += section(name, rows, runner)
-    blocks = [
-        f"# The paper's tables, {runner.scale} scale",
-        *introduction(done, runner),
-        *[findings.RULE] * bool(findings.FINDINGS.keys() & tables),
-        *overview(tables, runner.scale),
-        *sections,
-    ]
+    blocks = [f"# The paper's tables, {runner.scale} scale", *introduction(done, runner)]
+    if findings.FINDINGS.keys() & tables:
+        blocks.append(findings.RULE)
+    blocks += [*overview(tables, runner.scale), *sections]
     text = "\n\n".join(filter(None, blocks)) + "\n"
     for name, content in (("report.md", text), ("report.html", _html(text))):
         storage.write_bytes(os.path.join(runner.folder, name), content.encode())
@@ -74,27 +79,13 @@ def _html(text: str) -> str:
     )
 
 
-def _csv(rows: pd.DataFrame) -> str:
-    """Returns the CSV file for the result of `results.table`."""
-    public = rows.drop(columns=["_ours", "_paper"]).assign(
-        **{"same direction": _same_direction(rows)}
-    )
-    changes = dict.fromkeys(rows.filter(regex="^(change|difference)"), 1)
-    return public.round(changes | _DECIMALS).convert_dtypes().to_csv(index=False)
-
-
-def _same_direction(rows: pd.DataFrame) -> pd.Series:
-    """Returns a column that states whether our change has the same sign as the paper's, or None if it is unknown."""
-    products = rows["change"] * rows["change in the paper"]
-    is_known = products.notna() & (rows["change in the paper"] != 0)
-    return (products > 0).map({True: "yes", False: "no"}).where(is_known, None)
-
-
 # --------------------------------------------------------------------------------------------------------- Markdown
 
 
-def _markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a Markdown table. The texts are HTML-escaped."""
+def _markdown(data: pd.DataFrame) -> str:
+    """Returns a table of data as a Markdown table. The texts are HTML-escaped."""
+    titles = [title.replace("_", " ") for title in data]
+    rows = [map(_text, data, row) for row in data.itertuples(index=False)]
     lines = [
         [html.escape(text, quote=False).replace("|", "\\|") for text in row]
         for row in (titles, *rows)
@@ -109,14 +100,8 @@ def _text(title: str, value: object) -> str:
         return ""
     if not isinstance(value, float):
         return str(value)
-    default = "{:g}"
-    if title in results.MEASURES or title in ("mean", "standard deviation"):
-        default = "{:.1%}"
-    elif title.startswith(("change", "difference")):
-        default = "{:+.1f}"
-    elif title.startswith("paper"):
-        default = "{:.1f}"
-    return _FORMATS.get(title, default).format(value).removesuffix("%")
+    specification = next(_FORMATS[titles] for titles in _FORMATS if re.fullmatch(titles, title))
+    return format(value, specification).removesuffix("%")
 
 
 def introduction(done: list[Record], runner: Runner) -> list[str]:
@@ -127,10 +112,7 @@ def introduction(done: list[Record], runner: Runner) -> list[str]:
       runner: the runner with which the runs were executed.
     """
     if not done:
-        return [
-            "No finished runs. For example, `python -m paper.tables run 1 --scale=small` executes"
-            " the runs of Table 1."
-        ]
+        return ["No finished runs."]
     duration = console.format_duration(sum(record.seconds for record in done))
     machines = sorted({record.machine for record in done})
     versions = sorted({version for record in done for version in record.version.split()})
@@ -160,15 +142,15 @@ def overview(tables: dict[str, pd.DataFrame], scale: str) -> list[str]:
         title = f"{study.title} ({study.source})"
         for comparison in findings.compare(name, rows, scale):
             compared.append(comparison)
-            lines.append([title, *_finding_row(comparison)])
+            lines.append({"study": title, **_finding_row(comparison)})
             title = ""
-    if sum(bool(title) for title, *_ in lines) < 2:
+    if sum(bool(line["study"]) for line in lines) < 2:
         return []
     counts = collections.Counter(entry.verdict for entry in compared if entry.low is not None)
     total = sum(map(len, findings.FINDINGS.values()))
     return [
         "### Findings",
-        _markdown_table(["study", *_FINDING_TITLES], lines),
+        _markdown(pd.DataFrame(lines)),
         f"This report contains intervals for {counts.total()} of the {total} findings in"
         f" paper/findings.py: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}."
         f" After Holm's correction for multiple comparisons, {findings.count_after_holm(compared)}"
@@ -176,23 +158,17 @@ def overview(tables: dict[str, pd.DataFrame], scale: str) -> list[str]:
     ]
 
 
-_FINDING_TITLES = [
-    "finding",
-    "difference in the paper",
-    "our difference",
-    f"{100 * findings.LEVEL:.0f} % interval",
-    "result",
-]
-
-
-def _finding_row(comparison: findings.Comparison) -> list[str]:
-    return [
-        comparison.finding.text,
-        comparison.paper,
-        "" if comparison.difference is None else f"{comparison.difference:+.1f}",
-        "" if comparison.low is None else f"{comparison.low:+.1f} to {comparison.high:+.1f}",
-        comparison.verdict,
-    ]
+def _finding_row(comparison: findings.Comparison) -> dict[str, Any]:
+    interval = ""
+    if comparison.low is not None:
+        interval = f"{comparison.low:+.1f} to {comparison.high:+.1f}"
+    return {
+        "finding": comparison.finding.text,
+        "difference in the paper": comparison.paper,
+        "our difference": comparison.difference,
+        f"{100 * findings.LEVEL:.0f} % interval": interval,
+        "result": comparison.verdict,
+    }
 
 
 def section(name: str, rows: pd.DataFrame, runner: Runner) -> list[str]:
@@ -220,35 +196,22 @@ def section(name: str, rows: pd.DataFrame, runner: Runner) -> list[str]:
             *sentences,
             _meaning_of_change(averaged),
         ]
-        averages = results.averages(name, rows)
         blocks += [
             " ".join(filter(None, above)),
-            _markdown_table(*table),
+            _markdown(table),
             drawing.accuracies(averaged, name, runner),
             *_findings(findings.compare(name, rows, runner.scale)),
-            *_correlations(name, rows),
+            *correlations(name, rows),
         ]
-        if not averages.empty:
-            blocks += ["Mean and standard deviation over runs:", _data_markdown(averages)]
-        blocks += _flags(study, averaged, runner)
+        blocks += [*_averages(study, rows), *_flags(study, averaged, runner)]
     if study.cited:
         cited = pd.DataFrame({"": label, **values} for label, values in study.cited.items())
-        blocks += ["From the paper:", _data_markdown(cited.astype(object))]
+        blocks += ["From the paper:", _markdown(cited.astype(object))]
     return blocks
 
 
-def _data_markdown(data: pd.DataFrame) -> str:
-    """Returns a table of data as a Markdown table."""
-    titles = [title.replace("_", " ") for title in data]
-    return _markdown_table(
-        titles, [[*map(_text, data, row)] for row in data.itertuples(index=False)]
-    )
-
-
-def shown_table(
-    study: studies.Study, rows: pd.DataFrame
-) -> tuple[tuple[list[str], list[list[str]]], list[str]]:
-    """Returns the titles and rows of a table to display, and sentences that explain it.
+def shown_table(study: studies.Study, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Returns a table of texts to display, and sentences that explain it.
 
     Columns with the same text in all rows are omitted if there are several rows.
 
@@ -256,8 +219,7 @@ def shown_table(
       study: the study.
       rows: result of `results.means`.
     """
-    several = int(rows["seeds"].max() > 1)
-    rows = rows.assign(**{"same direction": _same_direction(rows)})
+    several = rows["seeds"].max() > 1
     measures = [
         title
         for title in results.MEASURES
@@ -267,13 +229,16 @@ def shown_table(
         or f"paper, {title}" in rows
     ]
     order = [
-        *("run", *["seeds"] * several, "selected", "changed flags"),
+        *("run", "seeds", "selected", "changed flags"),
         *rows.filter(like="paper, "),
         *measures,
         *rows.filter(like="difference"),
-        *["baseline"] * (rows["baseline"].nunique() > 1),
-        *("change", "change in the paper", "same direction", "status", "minutes"),
+        *("baseline", "change", "change in the paper", "same direction", "status", "minutes"),
     ]
+    if not several:
+        order.remove("seeds")
+    if rows["baseline"].nunique() < 2:
+        order.remove("baseline")
     texts = pd.DataFrame({title: [_text(title, value) for value in rows[title]] for title in order})
     for index, row in rows.iterrows():
         title = row[results.ACCURACY_COLUMNS].first_valid_index()
@@ -285,22 +250,30 @@ def shown_table(
     constant = [title for title in texts if len(texts) > 1 and texts[title].nunique() == 1]
     listed = "; ".join(f"{title} = {texts[title].iloc[0]}" for title in constant)
     texts = texts.drop(columns=constant)
-    sentences = [f"Columns with the same value in all rows are omitted: {listed}."] * bool(listed)
-    sentences += [
-        "Each value is a mean over seeds; ± is followed by the sample standard deviation."
-    ] * several
-    return (list(texts), texts.to_numpy().tolist()), sentences
+    sentences = []
+    if listed:
+        sentences.append(f"Columns with the same value in all rows are omitted: {listed}.")
+    if several:
+        sentences.append(
+            "Each value is a mean over seeds; ± is followed by the sample standard deviation."
+        )
+    return texts, sentences
 
 
 def _settings(study: studies.Study, runner_: Runner) -> str:
     """Describes the settings for our runs."""
-    recipes = dict.fromkeys(
-        run.small_recipe for run in study.runs_at(runner_.scale) if not run.transfer
-    )
+    recipes = dict.fromkeys(run.small_recipe for run in study.runs_at("small") if not run.transfer)
     if runner_.scale != "small" or not recipes:
         return ""
-    settings = " or ".join(runner.describe_recipe(name, runner_.extra) for name in recipes)
-    return f"Except for the flags below, our runs use the settings of {settings}."
+    settings = []
+    for recipe in recipes:
+        config = runner.config_of([f"--flagfile={RECIPES}/{recipe}", *as_flags(runner_.extra)])
+        settings.append(
+            f"{recipe} ({config.network_name} on {config.train_split} of {config.dataset},"
+            f" {config.image_size} pixels, batch size {config.train_batch_size},"
+            f" {config.train_epochs} epochs)"
+        )
+    return f"Except for the flags below, our runs use the settings of {' or '.join(settings)}."
 
 
 def _meaning_of_change(rows: pd.DataFrame) -> str:
@@ -331,30 +304,52 @@ def _findings(comparisons: Sequence[findings.Comparison]) -> list[str]:
     ]
     text = "; ".join(dict.fromkeys(noise))
     text = f" Estimated standard deviation of the noise in one run: {text}." if noise else ""
-    return [f"Findings:{text}", _markdown_table(_FINDING_TITLES, map(_finding_row, comparisons))]
+    return [f"Findings:{text}", _markdown(pd.DataFrame(map(_finding_row, comparisons)))]
 
 
-def _correlations(name: str, rows: pd.DataFrame) -> list[str]:
-    """Returns the result of `results.correlations` as one sentence per label fraction."""
+def _averages(study: studies.Study, rows: pd.DataFrame) -> list[str]:
+    """Returns a table of averages over the runs that differ only in `averaged_over` or in the seed, if that is set.
+
+    The table has one row per group of runs, with the number of runs with an accuracy. A run with
+    several seeds counts once per seed.
+    """
+    if not study.averaged_over:
+        return []
+    columns = [title for title in study.plotted if title not in study.averaged_over]
+    groups = rows.dropna(subset="accuracy").groupby(columns, sort=False)["accuracy"]
+    averages = groups.agg(**{"runs": "size", "mean": "mean", "standard deviation": "std"})
+    return ["Mean and standard deviation over runs:", _markdown(averages.reset_index())]
+
+
+def correlations(name: str, rows: pd.DataFrame) -> list[str]:
+    """Returns a sentence per label fraction: the correlation of linear evaluation with fine-tuning (Appendix B.7).
+
+    Each point is a pair of accuracies, averaged over seeds. At least three points are required.
+
+    Args:
+      name: name of the study. Only two studies of fine-tuning have correlations.
+      rows: result of `results.table`, with at least one row.
+    """
     if name not in ("few_labels_lengths", "few_labels_networks"):
         return []
+    columns = ["accuracy before", "accuracy"]
+    points = rows.groupby(["labels", "run"], sort=False)[columns].mean().dropna()
     return [
-        f"Correlation of linear evaluation with fine-tuning on {row.labels} of the labels"
-        f" (Appendix B.7): Pearson {row.pearson:.2f}, Spearman {row.spearman:.2f},"
-        f" {row.points} points."
-        for row in results.correlations(rows).itertuples()
+        f"Correlation of linear evaluation with fine-tuning on {labels} of the labels"
+        f" (Appendix B.7): Pearson {group.corr().iat[0, 1]:.2f}, Spearman"
+        f" {group.corr('spearman').iat[0, 1]:.2f}, {len(group)} points."
+        for labels, group in points.groupby("labels", sort=False)
+        if len(group) > 2
     ]
 
 
 def _flags(study: studies.Study, rows: pd.DataFrame, runner: Runner) -> list[str]:
     """Returns a collapsible table with the flags of the runs, and the directories of their first seeds."""
-    arguments = {run.name: shlex.join(runner.arguments(run)) for run in study.runs_at(runner.scale)}
-    texts = [
-        [run, directory, f"`{arguments[run]}`"]
-        for run, directory in zip(rows["run"], rows["directory"])
-    ]
+    flags = {
+        run.name: f"`{shlex.join(runner.arguments(run))}`" for run in study.runs_at(runner.scale)
+    }
     return [
         '<details markdown="1"><summary>flags</summary>',
-        _markdown_table(["run", "directory", "flags"], texts),
+        _markdown(rows[["run", "directory"]].assign(flags=rows["run"].map(flags))),
         "</details>",
     ]

@@ -1,4 +1,4 @@
-"""Finished runs as tables: our accuracies, the paper's, differences, means, averages and correlations."""
+"""Finished runs as tables: our accuracies, the paper's, differences and means."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import dataclasses
 import itertools
 import json
 import os
+import pathlib
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from checkpoints.records import Record
+from config import Config
 from paper import runner as runner_lib
 from paper import studies
 from paper.runner import Runner
@@ -39,21 +41,6 @@ MEASURES = {  # maps column titles to keys in the results of a finished run
 _MAIN_MEASURES = ("top-1", "mean per class", "mAP")
 # in the order of `runner.accuracy`
 ACCURACY_COLUMNS = ["logistic regression", "linear head", "transfer"]
-# columns that `paper.figures` plots -> function of the `Config`
-_PLOTTED = {
-    "network": lambda config: f"ResNet-{config.resnet_depth} ({config.width_multiplier}x)",
-    "group": lambda config: (
-        "supervised, " * (config.train_mode == "supervised") + f"{config.train_epochs:g} epochs"
-    ),
-    "scaling": lambda config: config.learning_rate_scaling,
-    "temperature": lambda config: config.temperature,
-    "batch_size": lambda config: config.train_batch_size,
-    "learning_rate": lambda config: config.learning_rate,
-    "epochs": lambda config: config.train_epochs,
-    "training": lambda config: (
-        "up to 300 epochs" if config.train_epochs <= 300 else "more than 300 epochs"
-    ),
-}
 ALPHA = 0.05  # Significance level of the permutation test, as in the paper's tables.
 
 
@@ -100,9 +87,6 @@ def find_results(name: str, runner: Runner, records: dict[str, Record]) -> list[
       runner: the runner with which the runs were executed.
       records: result of `read_records`. Runs that are not in it are read from the file that
         `write_records` wrote.
-
-    Raises:
-      UserError: the file is corrupt.
     """
     runs = studies.STUDIES[name].runs_at(runner.scale)
     for study in {name, *(run.starts_from[0] for run in runs if run.starts_from)}:
@@ -114,8 +98,7 @@ def find_results(name: str, runner: Runner, records: dict[str, Record]) -> list[
         directory = runner.directory_name(run)
         # If `runner.extra` sets the seed, the directory is the same for all values of `seed`.
         if directory in records:
-            key = run.starts_from
-            start = records.get(runner.directory_name(studies.find_run(key))) if key else None
+            start = records.get(runner.directory_name(run.start)) if run.start else None
             results.setdefault(directory, Result(run, directory, records[directory], start))
     return list(results.values())
 
@@ -135,20 +118,10 @@ def write_records(path: str, results: list[Result]) -> None:
 
 
 def _read_lines(path: str) -> dict[str, Record]:
-    records = {}
     if not storage.is_file(path):
-        return records
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                content = json.loads(line)
-                name = content.pop("directory")
-                records[name] = Record(**content)
-            except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-                raise UserError(
-                    f"{path}: line {number} is corrupt. Restore or remove the file."
-                ) from error
-    return records
+        return {}
+    lines = map(json.loads, pathlib.Path(path).read_text().splitlines())
+    return {line.pop("directory"): Record(**line) for line in lines}
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
@@ -176,7 +149,23 @@ def table(name: str, results: list[Result], runner: Runner) -> pd.DataFrame:
         rows["change"] = 100 * (rows["h"] - rows["g(h)"])
         rows["change in the paper"] = rows["paper, h"] - rows["paper, g(h)"]
     rows["best"] = rows["directory"].isin(_find_best(results, runner))
+    rows["same direction"] = _same_direction(rows)
     return rows
+
+
+def _plotted(config: Config) -> dict[str, Any]:
+    """Returns the values of the columns that `paper.figures` plots."""
+    training = "supervised, " if config.train_mode == "supervised" else ""
+    return {
+        "network": f"ResNet-{config.resnet_depth} ({config.width_multiplier}x)",
+        "group": f"{training}{config.train_epochs:g} epochs",
+        "scaling": config.learning_rate_scaling,
+        "temperature": config.temperature,
+        "batch_size": config.train_batch_size,
+        "learning_rate": config.learning_rate,
+        "epochs": config.train_epochs,
+        "training": f"{'up to' if config.train_epochs <= 300 else 'more than'} 300 epochs",
+    }
 
 
 def _row(study: studies.Study, result: Result, runner: Runner) -> dict[str, Any]:
@@ -214,11 +203,17 @@ def _row(study: studies.Study, result: Result, runner: Runner) -> dict[str, Any]
         "minutes": record.seconds / 60,
         **run.plot_columns,
         "accuracy before": result.start and runner_lib.accuracy(result.start.results),
-        **{title: _PLOTTED[title](runner.config(run)) for title in study.plotted},
+        **{title: _plotted(runner.config(run))[title] for title in study.plotted},
         "directory": result.name,
         "_ours": ours[main],
         "_paper": run.paper.get(main),
     }
+
+
+def _same_direction(rows: pd.DataFrame) -> pd.Series:
+    """Returns a column that states whether our change has the same sign as the paper's. Unknown values are NaN."""
+    paper = rows["change in the paper"].replace(0, np.nan)
+    return np.sign(rows["change"] * paper).map({1: "yes", 0: "no", -1: "no"})
 
 
 def means(rows: pd.DataFrame) -> pd.DataFrame:
@@ -228,23 +223,15 @@ def means(rows: pd.DataFrame) -> pd.DataFrame:
     of the accuracy. Changes are averaged over the seeds that both runs have.
     """
     groups = rows.groupby("run", sort=False)
-    averaged = {
-        "accuracy",
-        "accuracy before",
-        "minutes",
-        "change",
-        "_ours",
-        *MEASURES,
-        *rows.filter(like="difference"),
-    }
-    result = groups.agg({title: "mean" if title in averaged else "first" for title in rows})
+    result = groups.first().assign(**groups[list(rows.select_dtypes(float))].mean())
     result["seeds"], result["deviation"] = groups.size(), groups["accuracy"].std()
     result["best"] = groups["best"].all()
     for run, group in groups:
         diverged = group["seed"][group["status"].notna()].astype(str)
         if 0 < len(diverged) < len(group):
             result.loc[run, "status"] = f"diverged with seed {', '.join(diverged)}"
-    return result.reset_index(drop=True)
+    result["same direction"] = _same_direction(result)
+    return result.reset_index()
 
 
 def _find_best(results: list[Result], runner: Runner) -> set[str]:
@@ -281,50 +268,3 @@ def _find_best(results: list[Result], runner: Runner) -> set[str]:
             if significance.compare(labels, best_scores, scores, metric)["p"] > ALPHA:
                 best.add(result.name)
     return best
-
-
-# --------------------------------------------------------------------------------------- averages and correlations
-
-
-def averages(name: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """Averages the accuracies of the runs that differ only in the study's `averaged_over` columns, or in the seed.
-
-    Args:
-      name: name of the study.
-      rows: result of `table` with at least one row.
-
-    Returns:
-      A table with one row per group of runs: the group's values in the other plotted columns, the
-      number of `runs` with an accuracy (a run with several seeds counts once per seed), the `mean`
-      accuracy, and the sample `standard deviation`. Empty if the study has no `averaged_over`.
-    """
-    study = studies.STUDIES[name]
-    columns = [title for title in study.plotted if title not in study.averaged_over]
-    if not study.averaged_over:
-        return pd.DataFrame()
-    groups = rows.dropna(subset="accuracy").groupby(columns, sort=False)["accuracy"]
-    return groups.agg(**{"runs": "size", "mean": "mean", "standard deviation": "std"}).reset_index()
-
-
-def correlations(rows: pd.DataFrame) -> pd.DataFrame:
-    """Correlates linear-evaluation accuracy with fine-tuning accuracy for each label fraction (Appendix B.7).
-
-    Args:
-      rows: result of `table` for a study of fine-tuning, with at least one row.
-
-    Returns:
-      A table with one row per label fraction with at least three points: the `labels`, the number
-      of `points` (accuracies averaged over seeds), and the coefficients `pearson` and `spearman`.
-    """
-    columns = ["accuracy before", "accuracy"]
-    points = rows.groupby(["labels", "run"], sort=False)[columns].mean().dropna()
-    return pd.DataFrame(
-        {
-            "labels": labels,
-            "points": len(group),
-            "pearson": group.corr().iat[0, 1],
-            "spearman": group.corr("spearman").iat[0, 1],
-        }
-        for labels, group in points.groupby("labels", sort=False)
-        if len(group) > 2
-    )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import math
 import os
+import pathlib
 import re
 import shlex
 import sys
@@ -30,16 +30,6 @@ LBFGS, TOP_1 = "eval/lbfgs_top_1_accuracy", "eval/label_top_1_accuracy"
 def config_of(arguments: list[str]) -> config_lib.Config:
     """Returns the `Config` for run.py arguments. Recipe paths are relative to the project directory."""
     return config_lib.from_arguments(config_lib.find_recipes(arguments))
-
-
-def describe_recipe(recipe: str, extra: dict) -> str:
-    """Describes a recipe's network, data and training length, with additional settings, in one line."""
-    config = config_of([f"--flagfile={config_lib.RECIPES}/{recipe}", *config_lib.as_flags(extra)])
-    return (
-        f"{recipe} ({config.network_name} on {config.train_split} of {config.dataset},"
-        f" {config.image_size} pixels, batch size {config.train_batch_size}, {config.train_epochs}"
-        " epochs)"
-    )
 
 
 class InProgress(UserError):
@@ -106,8 +96,8 @@ class Runner:
             }
         for name in config_lib.settings_with("output", "no_effect"):
             values.pop(name, None)
-        if run.starts_from:
-            values["start"] = self.settings(studies.find_run(run.starts_from))
+        if run.start:
+            values["start"] = self.settings(run.start)
         if run.best_of:
             values["best_of"] = [self.settings(choice) for _, choice in self.choices(run)]
         if run.probe:
@@ -116,8 +106,8 @@ class Runner:
 
     def directory_name(self, run: studies.Run) -> str:
         """Returns the name of a run's directory: the network and a hash of the settings."""
-        network = studies.find_run(run.starts_from) if run.transfer else run
-        return hashed_name(self.config(network).network_name, self.settings(run))
+        network = self.config(run.start if run.transfer else run).network_name
+        return hashed_name(network, self.settings(run))
 
     def directory(self, run: studies.Run) -> str:
         """Returns the directory for a run's results."""
@@ -125,20 +115,15 @@ class Runner:
 
     def check(self, study: str, run: studies.Run) -> None:
         """Raises `UserError` if a run's settings are invalid or cannot be combined with `extra`."""
-        flags = self.flags(run)
         for name in self.extra:
-            if name in config_lib.settings_with("output"):
+            if name in (*self.flags(run), *config_lib.settings_with("output")):
                 raise UserError(
-                    f"--flags: --{name} is set by paper.tables. Remove --{name} from --flags."
-                )
-            if name in flags:
-                raise UserError(
-                    f"--flags: --{name} is set to {flags[name]} by the run {run.label!r} in the"
+                    f"--flags: --{name} is set by paper.tables for the run {run.label!r} in the"
                     f" study {study}. Remove --{name} from --flags."
                 )
         self.settings(run)
         if run.starts_from:
-            self.check(run.starts_from[0], studies.find_run(run.starts_from))
+            self.check(run.starts_from[0], run.start)
         if run.transfer in ("finetune", "scratch"):
             from transfer import grid_search
 
@@ -168,27 +153,37 @@ class Runner:
 
     def commands(self, run: studies.Run) -> list[list[str]]:
         """Returns the commands of a run as lists of arguments to Python: training or transfer, and the probe."""
-        directory, own, passed_on = self.directory(run), self.extra, {}
+        directory = self.directory(run)
+        own, passed_on = self.extra, {}
         start, program, output = [], ["run.py"], "model_dir"
-        if run.starts_from:
+        if run.start:
             flag = "checkpoint" if run.transfer else self.config(run).weights_flag
-            start = [f"--{flag}={self.directory(studies.find_run(run.starts_from))}"]
+            start = [f"--{flag}={self.directory(run.start)}"]
         if run.transfer:
             program, output = ["-m", "transfer", run.transfer], "out"
             own, passed_on = self._split_extra("seed")
             if run.transfer == "linear":  # It has no random numbers, and trains no network.
                 own, passed_on = self._split_extra()[0], {}
-        return [
-            [
-                *program,
-                *self.arguments(self._resolve(run)),
-                *config_lib.as_flags(own),
-                *start,
-                *quoted_flags(passed_on),
-                f"--{output}={directory}",
-            ],
-            *([self._probe_command(run, directory)] if run.probe else []),
+        command = [
+            *program,
+            *self.arguments(self._resolve(run)),
+            *config_lib.as_flags(own),
+            *start,
+            *quoted_flags(passed_on),
+            f"--{output}={directory}",
         ]
+        if not run.probe:
+            return [command]
+        config = self.config(run)
+        probe_command = [
+            *("-m", "paper.probes", f"--checkpoint={directory}", f"--probes={run.probe}"),
+            f"--dataset={config.dataset}",
+            f"--train_split={config.train_split}",
+            f"--test_split={config.eval_split}",
+            *quoted_flags(self._split_extra()[0]),
+            f"--out={os.path.join(directory, 'probes.json')}",
+        ]
+        return [command, probe_command]
 
     def _split_extra(self, *names: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Splits the additional settings into those with a name in `names` or about access to the data, and others."""
@@ -197,24 +192,7 @@ class Runner:
             (own if name in names else others)[name] = value
         return own, others
 
-    def _probe_command(self, run: studies.Run, directory: str) -> list[str]:
-        config = self.config(run)
-        return [
-            *("-m", "paper.probes", f"--checkpoint={directory}", f"--probes={run.probe}"),
-            f"--dataset={config.dataset}",
-            f"--train_split={config.train_split}",
-            f"--test_split={config.eval_split}",
-            *quoted_flags(self._split_extra()[0]),
-            f"--out={os.path.join(directory, 'probes.json')}",
-        ]
-
     # ---------------------------------------------------------------------------------------- runs
-
-    def record_path(self, run: studies.Run) -> str:
-        """Returns the path of the file that marks a run as finished."""
-        from checkpoints import records  # This loads TensorFlow, which other commands do not need.
-
-        return os.path.join(self.directory(run), records.FILE)
 
     def run_all(
         self, runs: list[tuple[str, studies.Run]]
@@ -279,8 +257,7 @@ class Runner:
                 return record
             for choice in self.choices(run):
                 self.run(*choice)
-            start = run.starts_from
-            if start and self.run(start[0], studies.find_run(start)).diverged:
+            if run.starts_from and self.run(run.starts_from[0], run.start).diverged:
                 results = None
             else:
                 console.log(f"running {study}, {run.label}; output: {directory}/run.log")
@@ -312,35 +289,23 @@ def quoted_flags(settings: dict[str, Any]) -> list[str]:
 
 
 def find_file(directory: str, name: str) -> str:
-    """Returns the path of a file in a run's directory, or in a directory in it, as `python -m transfer` writes it."""
-    path = os.path.join(directory, name)
-    paths = [path, *glob.glob(os.path.join(glob.escape(directory), "*", name))]
-    return next(filter(os.path.exists, paths), path)
+    """Returns the path of a file in a run's directory, or else in a folder in it, or "" if there is none."""
+    return next(map(str, pathlib.Path(directory).rglob(name)), "")
 
 
 def _read_results(run: studies.Run, directory: str) -> dict[str, float | str]:
-    """Returns the metrics that the programs of a run wrote. Raises `UserError` if a file is missing or corrupt."""
-    results = _read_json(find_file(directory, "result.json"))
+    """Returns the metrics that the programs of a run wrote. Raises `UserError` if a file is corrupt."""
+    from runtime import storage
+
+    results = storage.read_own_json(find_file(directory, "result.json"))
     if not run.transfer:
         weights = run.flags.get("checkpoint", directory)
         results["million_parameters"] = count_parameters(weights) / 1e6
     if run.probe:
-        probe = _read_json(os.path.join(directory, "probes.json"))[run.probe]
-        results |= {f"probe/{name}": value for name, value in probe.items()}
+        probes = storage.read_own_json(os.path.join(directory, "probes.json"))
+        results |= {f"probe/{name}": value for name, value in probes[run.probe].items()}
     # The other values are settings of the evaluation.
     return {name: value for name, value in results.items() if isinstance(value, (float, str))}
-
-
-def _read_json(path: str) -> dict[str, Any]:
-    from runtime import storage
-
-    content = storage.read_own_json(path)
-    if content is None:
-        raise UserError(
-            f"{path}: the file is missing or empty. See run.log in the same directory, and run the"
-            " same command again."
-        )
-    return content
 
 
 def _call(arguments: list[str], directory: str, inherited: tuple[int, ...]) -> None:

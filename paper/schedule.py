@@ -55,16 +55,15 @@ def schedule(runs: list[tuple[str, studies.Run]], runner: Runner) -> list[Schedu
 
 def _starts(run: studies.Run) -> list[tuple[str, studies.Run]]:
     """Returns (study name, run) pairs for the runs whose weights a run depends on, directly or indirectly."""
-    starts = []
-    while run.starts_from:
-        study, run = run.starts_from[0], studies.find_run(run.starts_from)
-        starts.append((study, run))
-    return starts
+    if not run.start:
+        return []
+    return [(run.starts_from[0], run.start), *_starts(run.start)]
 
 
 def name_of(study: str, run: studies.Run) -> str:
     """Returns a run's name for `--only`, such as color/1_2 for seed 1 and color/1_2_seed_2 for seed 2."""
-    return f"{study}/{slug(run.name)}" + f"_seed_{run.seed}" * (run.seed > 1)
+    name = f"{study}/{slug(run.name)}"
+    return name if run.seed == 1 else f"{name}_seed_{run.seed}"
 
 
 def direct_command(scheduled: ScheduledRun, runner: Runner) -> str:
@@ -81,12 +80,11 @@ def direct_command(scheduled: ScheduledRun, runner: Runner) -> str:
 
 def runner_command(scheduled: ScheduledRun, runner: Runner) -> str:
     """Returns a shell command that executes a run with `python -m paper.tables run` and stores all of its results."""
-    seed = scheduled.run.seed
     return shlex.join(
         [
             *("python", "-m", "paper.tables", "run", f"--only={scheduled.names[0]}"),
             *(f"--scale={runner.scale}", f"--dir={runner.base}"),
-            *[f"--seeds={seed}"] * (seed > 1),
+            f"--seeds={scheduled.run.seed}",
             *quoted_flags(runner.extra),
         ]
     )

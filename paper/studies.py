@@ -67,6 +67,11 @@ class Run:
         """The run's name and, except for seed 1, its seed."""
         return self.name if self.seed == 1 else f"{self.name}, seed {self.seed}"
 
+    @property
+    def start(self) -> Run | None:
+        """The run whose weights are passed as `--checkpoint`, or None."""
+        return find_run(self.starts_from) if self.starts_from else None
+
     def with_seed(self, seed: int = 1) -> Run:
         """Returns this run with another seed.
 
@@ -78,13 +83,11 @@ class Run:
         """
         if seed == 1 and not self.best_of:
             return self
-        flag = dict(seed=seed + 1 if self.best_of else seed)
-        return dataclasses.replace(
-            self,
-            seed=seed,
-            flags={**self.flags, **({} if self.transfer == "linear" else flag)},
-            starts_from=self.starts_from and (*self.starts_from, seed),
-        )
+        flags = dict(self.flags)
+        if self.transfer != "linear":
+            flags["seed"] = seed + 1 if self.best_of else seed
+        start = self.starts_from and (*self.starts_from, seed)
+        return dataclasses.replace(self, seed=seed, flags=flags, starts_from=start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,8 +159,8 @@ def _rows_by(header: str, table: str) -> dict[Any, dict[str, Any]]:
     return {row.pop(header): row for row in read_numbers(table)}
 
 
-def _top_1(number: float) -> dict[str, float]:
-    return {"top-1": number}
+def _top_1(number: float | None) -> dict[str, float]:
+    return {} if number is None else {"top-1": number}
 
 
 def _numbers_of(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -269,29 +272,27 @@ def _broader() -> list[Run]:
     ]
 
 
-_MARGIN: dict[str, Any] = dict(contrastive_loss="margin_triplet", negatives="cross_view")
-_NT_LOGISTIC: dict[str, Any] = dict(contrastive_loss="nt_logistic", negatives="cross_view")
+_CROSS_VIEW: dict[str, Any] = dict(negatives="cross_view")
+_MARGIN: dict[str, Any] = dict(contrastive_loss="margin_triplet", **_CROSS_VIEW)
+_NT_LOGISTIC: dict[str, Any] = dict(contrastive_loss="nt_logistic", **_CROSS_VIEW)
 _HELD_OUT = dict(train_split="train[10000:]", eval_split="train[:10000]")
 _SMALL_HELD_OUT = dict(train_split="train[:20%]", eval_split="train[20%:40%]")
 
 
-def _losses() -> list[Run]:
+def _losses() -> Iterator[Run]:
     """Returns the runs for Table 4: for each loss, the best run of the grid in `_tuning`, with other seeds."""
     names = ("margin", "NT-Logistic", "margin, semi-hard", "NT-Logistic, semi-hard", "NT-Xent")
     (row,) = read_numbers("table_4")  # in the order of `names`
-    runs = []
     for name, number in zip(names, row.values(), strict=True):
         loss, *mining = name.split(", ")
         pattern = ", ".join([rf"{loss}.*, rate [\d.]+", *mining])
-        run = Run(
+        yield Run(
             name,
             dict(train_split="train", eval_split="validation"),
             _top_1(number),
             dict(train_split="train[:20%]", eval_split="test"),
             best_of=("tuning", pattern),
-        )
-        runs.append(run.with_seed())
-    return runs
+        ).with_seed()
 
 
 def _tuning() -> list[Run]:
@@ -305,9 +306,11 @@ def _tuning() -> list[Run]:
     losses: dict[str, dict[str, Any]] = {
         f"margin {margin}": dict(_MARGIN, margin=margin) for margin in margins
     }
-    for name, flags in (("NT-Logistic", _NT_LOGISTIC), ("NT-Xent", dict(negatives="cross_view"))):
-        for temperature in temperatures:
-            losses[f"{name}, temperature {temperature}"] = dict(flags, temperature=temperature)
+    losses |= {
+        f"{name}, temperature {temperature}": dict(flags, temperature=temperature)
+        for name, flags in (("NT-Logistic", _NT_LOGISTIC), ("NT-Xent", _CROSS_VIEW))
+        for temperature in temperatures
+    }
     return [
         Run(
             f"{name}, rate {rate}{ending}",
@@ -347,30 +350,22 @@ def _heads() -> Iterator[Run]:
     At the paper's scale, a linear classifier is trained on h in one run and on g(h) in another. At
     the small scale, both are evaluated with logistic regression in the same run.
     """
-
-    def columns(mode, size, representation):
-        return dict(head=mode, dimension=size, representation=representation)
-
     yield Run(
         "none",
         dict(proj_head_mode="none", eval_protocol="linear_head"),
         small_flags=dict(eval_protocol="lbfgs"),
-        plot_columns=columns("none", None, "h"),
+        plot_columns=dict(head="none", dimension=None, representation="h"),
     )
-    for mode, size in itertools.product(
-        ("linear", "nonlinear"), (32, 64, 128, 256, 512, 1024, 2048)
+    sizes = [2**exponent for exponent in range(5, 12)]  # 32 to 2048
+    evaluations = (("h", "", {}), ("g(h)", ", g(h)", dict(ft_proj_selector=-1)))
+    for mode, size, (representation, ending, selector) in itertools.product(
+        ("linear", "nonlinear"), sizes, evaluations
     ):
-        flags = dict(proj_head_mode=mode, proj_out_dim=size, eval_protocol="linear_head")
         yield Run(
-            f"{mode} {size}",
-            flags,
+            f"{mode} {size}{ending}",
+            dict(proj_head_mode=mode, proj_out_dim=size, eval_protocol="linear_head", **selector),
             small_flags=dict(eval_protocol="lbfgs", eval_projections=True),
-            plot_columns=columns(mode, size, "h"),
-        )
-        yield Run(
-            f"{mode} {size}, g(h)",
-            dict(flags, ft_proj_selector=-1),
-            plot_columns=columns(mode, size, "g(h)"),
+            plot_columns=dict(head=mode, dimension=size, representation=representation),
         )
 
 
@@ -395,7 +390,7 @@ def _batches(lengths: Sequence[int] = (100, 200, 400, 800)) -> Iterator[Run]:
                 learning_rate=rate,
                 learning_rate_scaling=scaling,
             ),
-            _top_1(row[key]) if (key := f"{epochs}: {scaling}") in row else {},
+            _top_1(row.get(f"{epochs}: {scaling}")),
             small,
         )
 
@@ -704,14 +699,15 @@ def _lengths() -> Iterator[Run]:
     table = _rows_by("Batch size", "table_b1")
     sizes = [2**exponent for exponent in range(8, 16)]  # 256 to 32,768
     for batch, epochs in itertools.product(sizes, _LENGTHS):
-        name, number = f"{epochs} epochs", table.get(batch, {}).get(f"{epochs}: sqrt")
+        name = f"{epochs} epochs"
+        number = table.get(batch, {}).get(f"{epochs}: sqrt")
         flags = dict(train_epochs=epochs, learning_rate=0.075, learning_rate_scaling="sqrt")
         small = dict(train_epochs=max(epochs // 50, 1), learning_rate=0.1)
         if batch != 4096:
             name = f"batch {batch}, {name}"
             flags = dict(train_batch_size=batch, **flags)
             small = dict(train_batch_size=batch // 32, **small)
-        yield Run(name, flags, {} if number is None else _top_1(number), small)
+        yield Run(name, flags, _top_1(number), small)
 
 
 def _few_labels_cited() -> dict[str, dict[str, float]]:
@@ -735,9 +731,8 @@ def _supervised_long() -> Iterator[Run]:
         "crop, color, blur": dict(color_jitter_strength=1.0, use_blur=True),
     }
     small_epochs = {90: 6, 500: 12, 900: 22, 1000: 24}
-    widths = {"ResNet-50": 1, "ResNet-50 (4x)": 4}
     for model, epochs, *numbers in map(dict.values, read_numbers("table_b3")):
-        width = widths[model]
+        width = 1 if model == "ResNet-50" else 4
         for (name, flags), number in zip(augmentations.items(), numbers, strict=True):
             yield Run(
                 f"{_network(width)}, {epochs} epochs, {name}",
@@ -796,7 +791,7 @@ def _distillation() -> Iterator[Run]:
     large: dict[str, Any] = dict(width_multiplier=2, sk_ratio=0.0625)
     small: dict[str, Any] = dict(width_multiplier=1, sk_ratio=0.0, resnet_depth=18)
     head: dict[str, Any] = dict(num_proj_layers=3)
-    numbers = next(row for row in read_numbers("v2_published") if row["Network"] == "r50_2x_sk1")
+    numbers = _rows_by("Network", "v2_published")["r50_2x_sk1"]
     yield Run("pretrained", large, _top_1(numbers["Linear"]), {**small, **head}, "imagenet_v2.cfg")
     for fraction in _FEW:
         fine_tuned, distilled = f"fine-tuned, {fraction}", f"self-distilled, {fraction}"
@@ -862,32 +857,24 @@ def _cifar10_long() -> Iterator[Run]:
     yield Run("from scratch, all labels", flags, small_recipe=recipe)
 
 
-# columns of v2_published.csv -> folder of the networks
-_PUBLISHED = {
-    "1%": "finetuned_1pct",
-    "10%": "finetuned_10pct",
-    "100%": "finetuned_100pct",
-    "Linear": "pretrained",
-    "Supervised": "supervised",
-}
+# tables, columns with the accuracies, and folders of the networks
+_PUBLISHED = (
+    ("v2_published", "1%", "simclrv2/finetuned_1pct"),
+    ("v2_published", "10%", "simclrv2/finetuned_10pct"),
+    ("v2_published", "100%", "simclrv2/finetuned_100pct"),
+    ("v2_published", "Linear", "simclrv2/pretrained"),
+    ("v2_published", "Supervised", "simclrv2/supervised"),
+    ("v1_published", "Linear", "simclrv1/pretrain"),
+)
 
 
 def _published() -> Iterator[Run]:
     """Returns the evaluations of the networks that the authors published, whose accuracies their README states."""
-    paths = {
-        f"simclrv2/{folder}/{row['Network']}": dict(row, top=row[column])
-        for column, folder in _PUBLISHED.items()
-        for row in read_numbers("v2_published")
-    }
-    paths |= {
-        f"simclrv1/pretrain/{row['Network']}": dict(row, top=row["Linear"])
-        for row in read_numbers("v1_published")
-    }
-    for path, row in paths.items():
-        numbers = {"million parameters": row["Param (M)"]} if "Param (M)" in row else {}
-        yield Run(
-            path, dict(checkpoint=path), {**numbers, **_top_1(row["top"])}, {}, "published.cfg"
-        )
+    for table, column, folder in _PUBLISHED:
+        for row in read_numbers(table):
+            path = f"{folder}/{row['Network']}"
+            numbers = _numbers_of({**row, "Top 1": row[column]})
+            yield Run(path, dict(checkpoint=path), numbers, {}, "published.cfg")
 
 
 _TRANSFER_METRICS = dict(zip(tasks.METRICS, ("top-1", "mean per class", "mAP"), strict=True))
@@ -1006,7 +993,7 @@ STUDIES = {
         "Losses",
         "Table 4",
         "semi-hard negatives help the other losses, but NT-Xent is far better than all of them",
-        _losses(),
+        [*_losses()],
         baseline={".+": "NT-Xent"},
     ),
     "tuning": Study(

@@ -44,17 +44,18 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 
+import pandas as pd
+
 from config import parse_settings
 from paper import runner as runner_lib
 from paper import schedule, studies
 from runtime import command_line, console, tensorflow_startup
-from runtime.errors import UserError, first_line
+from runtime.errors import UserError
 from runtime.paths import check_paths
 
 _RECORDED = pathlib.Path(__file__).parents[1] / "docs/tables/small"
@@ -69,12 +70,12 @@ def _list() -> None:
     """Prints the studies, with the number of runs, and the median time of the recorded runs."""
     lines = []
     for name, study in studies.STUDIES.items():
-        file, minutes = _RECORDED / f"{name}.jsonl", ""
+        file = _RECORDED / f"{name}.jsonl"
+        minutes = ""
         if file.exists():
-            seconds = [json.loads(line)["seconds"] for line in file.read_text().splitlines()]
-            minutes = f"{statistics.median(seconds) / 60:.0f}"
-        small, paper = (len(study.runs_at(scale)) for scale in ("small", "paper"))
-        lines.append(f"{name:20}{small:5}{minutes:>10}{paper:8}  {study.source}")
+            minutes = f"{pd.read_json(file, lines=True)['seconds'].median() / 60:.0f}"
+        counts = f"{len(study.runs_at('small')):5}{minutes:>10}{len(study.runs_at('paper')):8}"
+        lines.append(f"{name:20}{counts}  {study.source}")
     title = f"{'study':20}{'small':>5}{'min/run':>10}{'paper':>8}  source"
     console.log("\n".join([title, "-" * 78, *lines, _LEGEND]))
 
@@ -84,12 +85,13 @@ def _show(names: Sequence[str]) -> None:
         study = studies.STUDIES[key]
         rows = [(run.name, _as_text(run.paper)) for run in study.runs]
         rows += [(run.name, "only at the small scale") for run in study.small_only]
-        rows += [None] * bool(rows and study.cited) + [
-            (name, _as_text(numbers)) for name, numbers in study.cited.items()
-        ]
-        cited = ", cited results below the line" if study.runs and study.cited else ""
-        unit = f" (accuracies in %{cited})" if study.runs else ""
-        title = f"{study.title} ({study.source}): {study.finding}{unit}"
+        title = f"{study.title} ({study.source}): {study.finding}"
+        if rows and study.cited:
+            title += " (accuracies in %, cited results below the line)"
+            rows.append(None)
+        elif study.runs:
+            title += " (accuracies in %)"
+        rows += [(name, _as_text(numbers)) for name, numbers in study.cited.items()]
         console.log(console.format_table(title, rows))
 
 
@@ -110,22 +112,22 @@ def _checked_runs(
             f"table={','.join(names)}: no runs at the {runner.scale} scale. Use another scale or"
             " table; `list` shows which tables have runs."
         )
-    # Without a seed, a name selects the run with all seeds.
-    names_of_runs = [
-        {(name := schedule.name_of(study, run)), name.removesuffix(f"_seed_{run.seed}")}
-        for study, run in runs
-    ]
-    for name in only:
-        if name not in set().union(*names_of_runs):
-            raise UserError(
-                f"--only={name}: the tables have no such run at the {runner.scale} scale. Use a"
-                f" name such as {schedule.name_of(*runs[0])}; `commands --runner` prints all names."
-            )
-    if only:
-        runs = [pair for pair, names_of_run in zip(runs, names_of_runs) if names_of_run & set(only)]
-    for pair in runs:
-        runner.check(*pair)
-    return runs
+    unknown = set(only)
+    selected = []
+    for study, run in runs:
+        name = schedule.name_of(study, run)
+        # Without a seed, a name selects the run with all seeds.
+        names_of_run = {name, name.removesuffix(f"_seed_{run.seed}")}
+        unknown -= names_of_run
+        if not only or names_of_run & set(only):
+            runner.check(study, run)
+            selected.append((study, run))
+    for name in unknown:
+        raise UserError(
+            f"--only={name}: the tables have no such run at the {runner.scale} scale. Use a name"
+            f" such as {schedule.name_of(*runs[0])}; `commands --runner` prints all names."
+        )
+    return selected
 
 
 def _commands(
@@ -136,19 +138,17 @@ def _commands(
     num_stages = scheduled[-1].stage
     if stage is not None and not 1 <= stage <= num_stages:
         raise UserError(
-            f"--stage={stage}: the runs have {num_stages} stage{'s' * (num_stages > 1)}. Use a"
-            f" number from 1 to {num_stages}."
+            f"--stage={stage}: the last stage is {num_stages}. Use a number from 1 to {num_stages}."
         )
     command = schedule.runner_command if use_runner else schedule.direct_command
-    for number in [stage] if stage else range(1, num_stages + 1):
-        in_stage = [item for item in scheduled if item.stage == number]
+    scheduled = [item for item in scheduled if stage in (None, item.stage)]
+    for number, group in itertools.groupby(scheduled, lambda item: item.stage):
+        items = list(group)
         if not stage:
             start = f"use the weights or the results of stage {number - 1}"
-            console.log(
-                f"# stage {number} ({len(in_stage)} run{'s' * (len(in_stage) > 1)}):"
-                f" {'no dependencies' if number == 1 else start}"
-            )
-        for item in in_stage:
+            needs = start if number > 1 else "no dependencies"
+            console.log(f"# stage {number} (runs: {len(items)}): {needs}")
+        for item in items:
             console.log(command(item, runner))
             if item.names[1:] and not stage and not use_runner:
                 console.log(f"# identical to the run above: {' '.join(item.names[1:])}")
@@ -156,9 +156,12 @@ def _commands(
 
 def _run(names: list[str], runner: runner_lib.Runner, num_seeds: int, only: Sequence[str]) -> None:
     """Executes the runs and logs their accuracies and directories."""
+    from checkpoints import records  # This loads TensorFlow, which other commands do not need.
+
     # Invalid flags are reported before the first run starts.
-    runs, durations = _checked_runs(names, runner, num_seeds, only), []
-    files = {runner.record_path(run) for _, run in runs}
+    runs = _checked_runs(names, runner, num_seeds, only)
+    durations = []
+    files = {os.path.join(runner.directory(run), records.FILE) for _, run in runs}
 
     def count_left():
         return sum(not os.path.exists(file) for file in files)
@@ -182,24 +185,22 @@ def _run(names: list[str], runner: runner_lib.Runner, num_seeds: int, only: Sequ
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.ArgumentParser(prog="python -m paper.tables", description=__doc__)
     subparsers = parser.add_subparsers(dest="command", required=True)
-    for name, text, tables, scale in (
-        ("list", "list all studies: tables, figures, and results from the text", None, None),
-        ("show", "show the paper's results", "+", None),
-        ("commands", "print the command for each run", "+", "small"),
-        ("run", "execute the runs; the same command resumes them", "*", "small"),
-        ("report", "compare our results with the paper's", "*", "small"),
+    subparsers.add_parser(
+        "list", help="list all studies: tables, figures, and results from the text"
+    )
+    for name, text, tables in (
+        ("show", "show the paper's results", "+"),
+        ("commands", "print the command for each run", "+"),
+        ("run", "execute the runs; the same command resumes them", "*"),
+        ("report", "compare our results with the paper's (default: all studies)", "*"),
     ):
         command = subparsers.add_parser(name, help=text)
-        if tables:
-            default = " (default)" * (name == "report")
-            command.add_argument(
-                "table", nargs=tables, help=f"table numbers or study names, or all{default}"
-            )
-        if scale:
+        command.add_argument("table", nargs=tables, help="table numbers or study names, or all")
+        if name != "show":
             command.add_argument(
                 "--scale",
                 choices=("paper", "small"),
-                default=scale,
+                default="small",
                 help=(
                     "paper: ImageNet, for accelerators; small: minutes per run on CPUs (default:"
                     " %(default)s)"
@@ -215,13 +216,13 @@ def _parser() -> argparse.ArgumentParser:
                 default="",
                 help="additional run.py flags for every run, such as '--data_dir=DIR'",
             )
-    for name in ("commands", "run"):
-        subparsers.choices[name].add_argument(
-            "--seeds",
-            type=command_line.number(int, 1),
-            default=1,
-            help="number of seeds for each run (default: %(default)s)",
-        )
+        if name in ("commands", "run"):
+            command.add_argument(
+                "--seeds",
+                type=command_line.number(int, 1),
+                default=1,
+                help="number of seeds for each run (default: %(default)s)",
+            )
     subparsers.choices["commands"].add_argument(
         "--stage",
         type=int,
@@ -238,8 +239,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="STUDY/RUN",
         help=(
-            "execute "
-            "only this run, such as color/1_2 (all of its seeds) or color/1_2_seed_2; "
+            "execute only this run, such as color/1_2 (all of its seeds) or color/1_2_seed_2; "
             "can be repeated (default: all)"
         ),
     )
@@ -265,15 +265,10 @@ def main(argv: list[str] | None = None) -> None:
         if options.command == "commands":
             return _commands(names, runner, options.seeds, options.stage, options.runner)
         tensorflow_startup.load("tensorflow")
-        try:
-            if options.command == "run":
-                return _run(names, runner, options.seeds, options.only)
-            console.log(tensorflow_startup.load("paper.report").write_report(names, runner))
-        except OSError as error:
-            raise UserError(
-                f"--dir={options.dir}: the directory cannot be used ({first_line(error)}). Fix the"
-                " cause or use another directory, and run the same command again."
-            ) from error
+        if options.command == "run":
+            return _run(names, runner, options.seeds, options.only)
+        report = tensorflow_startup.load("paper.report")
+        return console.log(report.write_report(names, runner))
 
     command_line.run_stoppable("paper.tables", work)
 

@@ -176,7 +176,7 @@ def test_a_difference_between_gaps_matches_the_paired_t_test():
     small = {"supervised ResNet-10 (1x)": [0.5, 0.52, 0.505], "ResNet-10 (1x)": [0.42, 0.43, 0.41]}
     large = {"supervised ResNet-10 (2x)": [0.55, 0.56, 0.57], "ResNet-10 (2x)": [0.5, 0.505, 0.5]}
     entries = findings.compare("networks", rows(small | large), "small")
-    (entry,) = (entry for entry in entries if entry.finding.compares_gaps)
+    (entry,) = (entry for entry in entries if entry.finding.scale == 2)
     assert entry.difference == approx(np.mean([8, 9, 9.5]) - np.mean([5, 5.5, 7]))
     # Of the three contrasts that the model of four runs leaves, the noise is estimated from all.
     values = 100 * np.array([*small.values(), *large.values()])

@@ -156,13 +156,13 @@ run flip --only=color/1_2 => --only=color/1_2: the tables have no such run at th
 run flip --only=flip/with_seed_2 => --only=flip/with_seed_2: the tables have no such
 run flip --seeds=0 => --seeds: must be an integer of at least 1
 run B.5 => table=transfer_1x: no runs at the small scale
-commands transfer --stage=3 => --stage=3: the runs have 2 stages
+commands transfer --stage=3 => --stage=3: the last stage is 2. Use a number
 commands flip --flags=--temperature=-1 => --temperature=-1
-commands 5 --flags=--temperature=0.3 => --flags: --temperature is set to 0.05 by the run
+commands 5 --flags=--temperature=0.3 => --flags: --temperature is set by paper.tables for the run
 run flip --flags=--temprature=1 => --flags: unknown command line flag 'temprature'
 run flip --flags=x => --flags: x is not a flag
 run flip --flags="--seed='1" => --flags=--seed='1: invalid quoting
-run flip --flags=--mode=train => --flags: --mode is set by paper.tables. Remove --mode
+run flip --flags=--mode=train => --flags: --mode is set by paper.tables for the run
 run transfer "--flags=--learning_rate 1" => --flags: --learning_rate is set by the grid search. Remove
 run transfer --flags=--micro_batch_size=7 => --micro_batch_size=7
 """
@@ -216,9 +216,7 @@ def test_only_the_exit_status_marks_a_run_as_diverged(status, calls, tmp_path, m
     assert not list(tmp_path.rglob("record.json"))
 
 
-@pytest.mark.parametrize(
-    "name, content", [("result.json", b""), ("result.json", b"[]"), ("record.json", b'{"a": ')]
-)
+@pytest.mark.parametrize("name, content", [("result.json", b"[]"), ("record.json", b'{"a": ')])
 def test_corrupt_results_cause_errors(name, content, calls, tmp_path, monkeypatch, fails):
     monkeypatch.setattr(runner, "_call", lambda *_: None)
     directory = directory_of(tmp_path, "flip", "with")
@@ -232,7 +230,8 @@ def test_corrupt_results_cause_errors(name, content, calls, tmp_path, monkeypatc
 def test_unusable_directories_are_reported(command, tmp_path, monkeypatch, fails):
     monkeypatch.chdir(tmp_path)
     for value in ("x*", "a\nb", "", "s3://x/y", "/proc/none"):
-        fails("paper.tables: error: --dir=", tables.main, [command, "flip", f"--dir={value}"])
+        words = value if value.startswith("/") else "--dir="
+        fails(f"paper.tables: error: {words}", tables.main, [command, "flip", f"--dir={value}"])
     assert not list(tmp_path.iterdir())
 
 
@@ -545,8 +544,8 @@ def test_commands_are_grouped_by_stage(program):
     arguments = "commands", "few_labels", "color", "flip"
     text = program(*arguments)
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-    first, second = text.split("# stage 2 (4 runs): use the weights or the results of stage 1\n")
-    assert first.startswith("# stage 1 (10 runs): no dependencies\n")
+    first, second = text.split("# stage 2 (runs: 4): use the weights or the results of stage 1\n")
+    assert first.startswith("# stage 1 (runs: 10): no dependencies\n")
     assert "\n# identical to the run above: flip/with\n" in first
     for stage, expected in (("1", first), ("2", second)):
         printed = program(*arguments, "--stage", stage)
