@@ -35,10 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--checkpoint",
         required=True,
-        help=(
-            "a directory, a checkpoint prefix, a SavedModel, a PyTorch "
-            "file (FILE.safetensors) or a TF Hub handle"
-        ),
+        help="a directory, a checkpoint prefix, a SavedModel, a PyTorch file or a TF Hub handle",
     )
     if torch:
         parser.add_argument("--out", required=True, help="path of the new file, FILE.safetensors")

@@ -34,30 +34,23 @@ def export_checkpoint(
     export_dir = check_path("export_dir", export_dir)
     storage.check_new("--export_dir", export_dir)
     if archive:
-        archive = _check_archive(archive, export_dir)
+        archive = check_path("archive", archive)
+        stem = archive.removesuffix(_SUFFIX)
+        if "://" in archive + export_dir or stem == archive or not os.path.basename(stem):
+            raise UserError(
+                f"--archive={archive}: not a valid archive name. Use local paths, and FILE{_SUFFIX}."
+            )
+        for path in (archive, f"{stem}.md"):
+            storage.check_new("--archive", path)
+            if pathlib.Path(path).resolve().is_relative_to(pathlib.Path(export_dir).resolve()):
+                raise UserError(
+                    f"--archive={archive}: {path} would be inside --export_dir. Use another directory."
+                )
     signals.safe_point(storage.NOTHING_WRITTEN)
     saving.export(checkpoint, export_dir, given)
     console.log(f"SavedModel: {export_dir}")
     if archive:
         console.log(f"archive: {archive}, model card: {write_archive(export_dir, archive)}")
-
-
-def _check_archive(archive: str, export_dir: str) -> str:
-    """Returns the path of an archive. Raises `UserError` if it or its model card cannot be written."""
-    archive = check_path("archive", archive)
-    stem = archive.removesuffix(_SUFFIX)
-    if "://" in archive + export_dir or stem == archive or not os.path.basename(stem):
-        raise UserError(
-            f"--archive={archive}: not a valid archive name. Use a local path FILE{_SUFFIX} and a"
-            " local --export_dir."
-        )
-    for path in (archive, f"{stem}.md"):
-        storage.check_new("--archive", path)
-        if pathlib.Path(path).resolve().is_relative_to(pathlib.Path(export_dir).resolve()):
-            raise UserError(
-                f"--archive={archive}: {path} would be inside --export_dir. Use another directory."
-            )
-    return archive
 
 
 def write_archive(saved_model: str, path: str) -> str:

@@ -129,16 +129,16 @@ def export(
     model, info = restoring.open_network(checkpoint_path, given)
     config = info.config
     description = dict(
+        {
+            name: getattr(config, name)
+            for name in ("image_size", "ft_proj_selector", "eval_center_crop", "eval_resize")
+        },
         network=config.network_name,
-        image_size=config.image_size,
-        ft_proj_selector=config.ft_proj_selector,
         weights=info.file.format,
         step=info.step,
         class_names=info.file.class_names,
         multi_label=info.multi_label,
         results=results or info.results or {},
-        eval_center_crop=config.eval_center_crop,
-        eval_resize=config.eval_resize,
         flags=_training_flags(config) if info.has_training_config else None,
         trained_on=info.trained_on,
         digest=info.file.digest(),
@@ -188,7 +188,7 @@ def remove(saved_model: str) -> None:
         with contextlib.suppress(OSError):  # OSError: the directory is not empty or not local.
             os.rmdir(os.path.join(saved_model, folder))
     if tf.io.gfile.isdir(saved_model) and (others := tf.io.gfile.listdir(saved_model)):
-        others = console.printable_name(", ".join(sorted(others)))
+        others = ", ".join(sorted(others))
         console.log(f"{saved_model} contains other files, which are kept: {others}")
 
 
@@ -230,7 +230,8 @@ def export_to_model_dir(
     root, keep = os.path.join(directory, "saved_model"), config.keep_hub_module_max
     step = checkpoint_files.step_from_prefix(checkpoint_path)
     with Lock(directory, name=EXPORT, wait=True) as lock:
-        names = tf.io.gfile.listdir(root) if tf.io.gfile.exists(root) else []
+        storage.makedirs(root)
+        names = tf.io.gfile.listdir(root)
         steps = {int(name.rstrip("/")) for name in names if re.fullmatch("[0-9]+/?", name)}
         others = sorted(steps - {step})
         if config.mode == "eval" and 0 < keep <= sum(other > step for other in others):

@@ -63,21 +63,6 @@ class SqueezeExcitation(nn.Module):
         return inputs * torch.sigmoid(self.fc2(torch.relu(self.fc1(means))))
 
 
-class PaddedAveragePooling(nn.Module):
-    """2x2 average pooling for ResNet-D's shortcuts, padded at the bottom and right as in TensorFlow."""
-
-    def __init__(self, stride: int):
-        """Creates the layer. `stride` must be 1 or 2."""
-        super().__init__()
-        self.stride = stride
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Maps [n, c, h, w] to [n, c, h / stride, w / stride]."""
-        # Without stride, TensorFlow's average does not include the padding.
-        mode = "replicate" if self.stride == 1 else "constant"
-        return functional.avg_pool2d(functional.pad(inputs, (0, 1, 0, 1), mode), 2, self.stride)
-
-
 class Block(nn.Module):
     """A residual block with two 3x3 convolutions or, as a bottleneck, with 1x1, 3x3 and 1x1 convolutions."""
 
@@ -101,7 +86,7 @@ class Block(nn.Module):
         shapes = [(inputs, width, 3, stride), (width, width, 3)]
         if bottleneck:
             shapes = [(inputs, width, 1), (width, width, 3, stride), (width, outputs, 1)]
-        self.depth = len(shapes)
+        self.bottleneck = bottleneck
         for index, shape in enumerate(shapes, 1):
             self.add_module(f"conv{index}", convolution(*shape))
             self.add_module(f"bn{index}", nn.BatchNorm2d(shape[1]))
@@ -111,17 +96,21 @@ class Block(nn.Module):
         self.se = SqueezeExcitation(outputs, reduced) if se_ratio else nn.Identity()
         self.downsample = nn.Identity()
         if project:
-            pooling = [PaddedAveragePooling(stride)] if sk_ratio else []
-            shortcut = convolution(inputs, outputs, 1, 1 if sk_ratio else stride)
+            pooling = []
+            if sk_ratio:
+                # Without stride, TensorFlow's average does not include the padding.
+                padding = nn.ReplicationPad2d if stride == 1 else nn.ZeroPad2d
+                pooling = [nn.Sequential(padding((0, 1, 0, 1)), nn.AvgPool2d(2, stride))]
+                stride = 1
+            shortcut = convolution(inputs, outputs, 1, stride)
             self.downsample = nn.Sequential(*pooling, shortcut, nn.BatchNorm2d(outputs))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps [n, c, h, w] to [n, c', h / stride, w / stride]."""
-        outputs = inputs
-        for index in range(1, self.depth + 1):
-            if index > 1:
-                outputs = torch.relu(outputs)
-            outputs = getattr(self, f"bn{index}")(getattr(self, f"conv{index}")(outputs))
+        outputs = torch.relu(self.bn1(self.conv1(inputs)))
+        outputs = self.bn2(self.conv2(outputs))
+        if self.bottleneck:
+            outputs = self.bn3(self.conv3(torch.relu(outputs)))
         return torch.relu(self.se(outputs) + self.downsample(inputs))
 
 
@@ -155,11 +144,14 @@ class ResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(width)
         self.num_features = width
         for group, count in enumerate(blocks):
-            layers, channels = nn.Sequential(), width * 2**group
+            layers = nn.Sequential()
+            channels = width * 2**group
             for index in range(count):
                 stride = 2 if group and not index else 1
-                shape = self.num_features, channels, stride, bottleneck, index == 0
-                layers.append(Block(*shape, sk_ratio, se_ratio))
+                inputs = self.num_features
+                layers.append(
+                    Block(inputs, channels, stride, bottleneck, index == 0, sk_ratio, se_ratio)
+                )
                 self.num_features = channels * (4 if bottleneck else 1)
             self.add_module(f"layer{group + 1}", layers)
 
@@ -169,8 +161,7 @@ class ResNet(nn.Module):
         if self.has_pooling:  # As in TensorFlow, even sizes are padded only at the end.
             padding = [size % 2 for size in outputs.shape[2:]]
             outputs = functional.max_pool2d(outputs, 3, 2, padding, ceil_mode=True)
-        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
-            outputs = layer(outputs)
+        outputs = self.layer4(self.layer3(self.layer2(self.layer1(outputs))))
         # Averaging in half precision would be inaccurate.
         return outputs.mean([2, 3], dtype=torch.promote_types(outputs.dtype, torch.float32))
 
@@ -231,9 +222,14 @@ def load(path: str) -> Network:
         )
         for group in range(1, 5)
     ]
-    bottleneck, width = "layer1.0.conv3.weight" in tensors, len(tensors["bn1.weight"])
-    ratios = [float(metadata.get(name, 0)) for name in ("sk_ratio", "se_ratio")]
-    encoder = ResNet(bottleneck, blocks, width, metadata["stem"] == "cifar", *ratios)
+    encoder = ResNet(
+        "layer1.0.conv3.weight" in tensors,
+        blocks,
+        len(tensors["bn1.weight"]),
+        metadata["stem"] == "cifar",
+        float(metadata["sk_ratio"]),
+        float(metadata["se_ratio"]),
+    )
     encoder.load_state_dict(tensors)
     network = Network(encoder)
     tensors, _ = read(".projection_head")

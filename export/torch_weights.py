@@ -10,7 +10,7 @@ import numpy as np
 from safetensors import numpy as safetensors_numpy
 
 from checkpoints import restoring, torch_names
-from export import torch_card
+from export import model_card
 from runtime import console, signals, storage
 from runtime.paths import check_out, check_weights_path
 
@@ -35,16 +35,17 @@ def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None)
       UserError: an argument is invalid, or a file exists.
       errors.Stopped: a signal arrived; nothing is written.
     """
-    suffix, checkpoint = torch_names.SUFFIX, check_weights_path("checkpoint", checkpoint)
+    checkpoint = check_weights_path("checkpoint", checkpoint)
+    suffix = torch_names.SUFFIX
     stem = check_out(out, [suffix]).removesuffix(suffix)
-    code, card = os.path.join(os.path.dirname(stem), _CODE.name), f"{stem}.md"
+    code = os.path.join(os.path.dirname(stem), _CODE.name)
+    card = f"{stem}.md"
     files = {part: f"{stem}.{part}{suffix}" for part in ("projection_head", "linear_head")}
     files["encoder"] = f"{stem}{suffix}"
     if os.path.exists(code) and pathlib.Path(code).read_bytes() != _CODE.read_bytes():
         storage.check_new("--out", code)
     for path in (card, *files.values()):
         storage.check_new("--out", path)
-    signals.safe_point(storage.NOTHING_WRITTEN)
     model, info = restoring.open_network(checkpoint, given)
     config, class_names = info.config, info.file.class_names
     metadata = {
@@ -65,7 +66,7 @@ def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None)
     deep_stem = config.sk_ratio > 0 and not config.cifar_stem
     contents = {
         code: _CODE.read_bytes(),
-        card: torch_card.torch_card(config, info.step, class_names, os.path.basename(out)).encode(),
+        card: model_card.torch_card(config, info.step, class_names, os.path.basename(out)).encode(),
     }
     for part, names in torch_names.names_by_part(variables, deep_stem).items():
         tensors = {

@@ -1,17 +1,20 @@
-"""Summaries of a set of vectors: outliers, clusters, a two-dimensional map, and confused classes."""
+"""Summaries of a set of vectors: similarity, clusters, a two-dimensional map, and classes of neighbors.
+
+scikit-learn is limited to one thread, so that results do not depend on the number of cores. With a few
+hundred vectors, multiple threads would also spend most of the time waiting for each other.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import warnings
 
 import numpy as np
+import threadpoolctl
 
 from inference import similarity
 
 _MINI_BATCH_IMAGES = 10_000  # If there are more vectors, k-means uses mini-batches.
-_DEFAULT_CLUSTERS = 2, 20  # limits of the default number of clusters
 _MIN_MAP_IMAGES = 10  # If there are fewer vectors, the map shows principal components.
 _MAP_COMPONENTS = 50  # number of principal components that t-SNE receives
 
@@ -26,17 +29,6 @@ def mean_similarity(vectors: np.ndarray) -> float:
     # |sum_i v_i|^2 = sum_i |v_i|^2 + sum_{i != j} v_i . v_j
     own = np.einsum("nd,nd->", vectors, vectors, dtype=np.float64)
     return float((total @ total - own) / (count * (count - 1))) if count > 1 else float("nan")
-
-
-def _one_thread() -> contextlib.AbstractContextManager[object]:
-    """Returns a context manager that limits scikit-learn to one thread.
-
-    With one thread, the result does not depend on the number of cores. With a few hundred vectors,
-    multiple threads would also spend most of the time waiting for each other.
-    """
-    import threadpoolctl
-
-    return threadpoolctl.threadpool_limits(1, "openmp")
 
 
 # -------------------------------------------------------------------------------------------------------- clusters
@@ -71,11 +63,11 @@ def find_clusters(
     """
     from sklearn import cluster
 
-    default = int(np.clip(round((len(vectors) / 2) ** 0.5), *_DEFAULT_CLUSTERS))
+    default = int(np.clip(round((len(vectors) / 2) ** 0.5), 2, 20))
     num_clusters = min(num_clusters or default, len(vectors))
     k_means = cluster.MiniBatchKMeans if len(vectors) > _MINI_BATCH_IMAGES else cluster.KMeans
     estimator = k_means(num_clusters, random_state=seed, n_init=3)
-    with warnings.catch_warnings(), _one_thread():
+    with warnings.catch_warnings(), threadpoolctl.threadpool_limits(1, "openmp"):
         # Duplicates may leave clusters empty. Empty clusters are dropped below.
         warnings.simplefilter("ignore")
         found = estimator.fit_predict(vectors)
@@ -113,7 +105,7 @@ def map_points(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
     method = "principal components"
     if len(vectors) >= _MIN_MAP_IMAGES and points[:, 0].std() > 1e-6:
         method, perplexity = "t-SNE", min(30.0, (len(vectors) - 1) / 3)
-        with _one_thread():
+        with threadpoolctl.threadpool_limits(1, "openmp"):
             points = manifold.TSNE(perplexity=perplexity, random_state=seed).fit_transform(
                 components
             )
@@ -141,10 +133,3 @@ def predict_from_neighbors(indices: np.ndarray, labels: np.ndarray) -> np.ndarra
     from scipy import stats
 
     return stats.mode(labels[indices], axis=1).mode
-
-
-def confusions(labels: np.ndarray, predictions: np.ndarray) -> list[list[int]]:
-    """Returns (label, prediction, number of images) for all confused classes, most frequent first."""
-    wrong = np.stack([labels, predictions], 1)[labels != predictions]
-    pairs, counts = np.unique(wrong, axis=0, return_counts=True)
-    return np.column_stack([pairs, counts])[np.argsort(-counts, kind="stable")].tolist()

@@ -17,96 +17,72 @@ from runtime.paths import PAGES, TABLES, check_input, check_out
 _MAX_LISTED = 10  # maximum number of unreadable files to list
 
 
-def _embed(arguments: argparse.Namespace) -> None:
-    written, unreadable = tensorflow_startup.load("inference.embedding").embed(
-        arguments.model,
-        arguments.inputs,
-        arguments.out,
-        arguments.output,
-        command_line.network_settings(arguments),
+def _embed(
+    arguments: argparse.Namespace, given: dict[str, int]
+) -> tuple[int | None, Mapping[str, str]]:
+    """Writes vectors. Returns their number, and a dict mapping unreadable files to reasons."""
+    embedding = tensorflow_startup.load("inference.embedding")
+    return embedding.embed(
+        arguments.model, arguments.inputs, arguments.out, arguments.output, given
     )
-    _log_unreadable(unreadable)
-    console.log(f"wrote {written} vector{'s' * (written != 1)} to {arguments.out}")
 
 
-def _predict(arguments: argparse.Namespace) -> None:
+def _predict(
+    arguments: argparse.Namespace, given: dict[str, int]
+) -> tuple[int | None, Mapping[str, str]]:
+    """Writes or prints classes. Returns the number of images written, or None, and the unreadable files."""
     prediction = tensorflow_startup.load("inference.prediction")
-    given = command_line.network_settings(arguments)
     if arguments.out:
-        written, unreadable = prediction.write_predictions(
-            arguments.model, arguments.inputs, arguments.out, given
-        )
-        _log_unreadable(unreadable)
-        console.log(f"wrote {written} prediction{'s' * (written != 1)} to {arguments.out}")
-        return
+        return prediction.write_predictions(arguments.model, arguments.inputs, arguments.out, given)
     predictions, unreadable = prediction.predict(arguments.model, arguments.inputs, given)
     for path, classes in predictions.items():
         text = ", ".join(f"{name} {probability:.3f}" for name, probability in classes)
         console.log(console.printable_name(f"{path}: {text}"))
-    _log_unreadable(unreadable)
+    return None, unreadable
 
 
-def _gallery(arguments: argparse.Namespace) -> None:
-    unreadable = tensorflow_startup.load("inference.gallery").write_gallery(
-        arguments.model,
-        arguments.inputs,
-        arguments.out,
-        arguments.output,
-        command_line.network_settings(arguments),
-        arguments.vectors,
-        arguments.query,
-        arguments.threshold,
-        arguments.clusters,
-        arguments.seed,
-    )
-    _log_unreadable(unreadable)
-
-
-def _log_unreadable(unreadable: Mapping[str, str]) -> None:
-    for path, reason in list(unreadable.items())[:_MAX_LISTED]:
-        console.log(console.printable_name(f"skipped {path}: {reason}"))
-    if len(unreadable) > _MAX_LISTED:
-        console.log(f"skipped {len(unreadable) - _MAX_LISTED} more files")
+def _gallery(
+    arguments: argparse.Namespace, given: dict[str, int]
+) -> tuple[int | None, Mapping[str, str]]:
+    """Writes a gallery. Returns None, and the unreadable files."""
+    gallery = tensorflow_startup.load("inference.gallery")
+    return None, gallery.write_gallery(arguments, given)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.ArgumentParser(prog="python -m inference", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    embed = commands.add_parser("embed", help="write one vector for each image")
-    embed.set_defaults(run=_embed)
-    predict = commands.add_parser("predict", help="print or write the classes of images")
-    predict.set_defaults(run=_predict)
-    gallery = commands.add_parser(
-        "gallery",
-        help="write a page with nearest neighbors, duplicates, outliers, a map and clusters",
-    )
-    gallery.set_defaults(run=_gallery)
-    for command in (embed, predict, gallery):
+    for name, run, text in (
+        ("embed", _embed, "write one vector for each image"),
+        ("predict", _predict, "print or write the classes of images"),
+        (
+            "gallery",
+            _gallery,
+            "write a page with neighbors, duplicates, outliers, a map and clusters",
+        ),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.set_defaults(run=run)
         command.add_argument(
             "model",
-            help=(
-                "network from this program or the original: a run directory, a checkpoint, a "
-                "SavedModel, a PyTorch file (FILE.safetensors) or a TF Hub handle"
-            ),
+            help="run directory, checkpoint, SavedModel, PyTorch file or TF Hub handle of a network",
         )
         command.add_argument(
             "inputs", nargs="+", metavar="input", help="image file, or folder to search recursively"
         )
         command_line.add_network_settings(command)
+        if run is not _predict:
+            command.add_argument(
+                "--output",
+                default="final_avg_pool",
+                help="name of the network's output (default: %(default)s)",
+            )
+    embed, predict, gallery = commands.choices.values()
     formats = "FILE.npz, FILE.csv or FILE.parquet"
     embed.add_argument("--out", required=True, help=f"output file: {formats}")
-    for command in (embed, gallery):
-        command.add_argument(
-            "--output",
-            default="final_avg_pool",
-            help="name of the network's output (default: %(default)s)",
-        )
     predict.add_argument(
         "--out",
-        help=(
-            "write the probabilities of all classes to a file instead of printing the most "
-            f"probable classes: {formats}"
-        ),
+        help=f"write the probabilities of all classes to a file, instead of printing: {formats}",
     )
     gallery.add_argument(
         "--out",
@@ -117,10 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     gallery.add_argument(
         "--vectors",
         metavar="FILE.npz",
-        help=(
-            "file with the vectors of the images, written by "
-            "`embed`; if this flag is set, the network is not loaded"
-        ),
+        help="file with the vectors of the images, from `embed`, instead of loading the network",
     )
     gallery.add_argument(
         "--query",
@@ -129,26 +102,27 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="show the nearest neighbors of this image; may be repeated",
     )
-    gallery.add_argument(
-        "--threshold",
-        type=command_line.number(float, -1, 1),
-        default=similarity.DEFAULT_THRESHOLD,
-        help="minimum cosine similarity of the pairs in FILE.pairs.csv (default: %(default)s)",
-    )
-    gallery.add_argument(
-        "--clusters",
-        type=command_line.number(int, 1, 10**9),
-        help=(
-            "number of clusters (default: the square root of half "
-            "the number of images, but at least 2 and at most 20)"
+    for name, number, default, text in (
+        (
+            "threshold",
+            command_line.number(float, -1, 1),
+            similarity.DEFAULT_THRESHOLD,
+            "minimum cosine similarity of pairs in FILE.pairs.csv (default: %(default)s)",
         ),
-    )
-    gallery.add_argument(
-        "--seed",
-        type=command_line.number(int, 0, 2**32 - 1),
-        default=0,
-        help="seed for the random choices (default: %(default)s)",
-    )
+        (
+            "clusters",
+            command_line.number(int, 1, 10**9),
+            None,
+            "maximum number of clusters (default: 2 to 20, depending on the images)",
+        ),
+        (
+            "seed",
+            command_line.number(int, 0, 2**32 - 1),
+            0,
+            "seed for the random choices (default: %(default)s)",
+        ),
+    ):
+        gallery.add_argument(f"--{name}", type=number, default=default, help=text)
     return parser
 
 
@@ -161,6 +135,12 @@ def main(arguments: list[str] | None = None) -> None:
         arguments.inputs = [check_input(path) for path in arguments.inputs]
         if arguments.out:
             arguments.out = check_out(arguments.out, PAGES if arguments.run is _gallery else TABLES)
-        arguments.run(arguments)
+        written, unreadable = arguments.run(arguments, command_line.network_settings(arguments))
+        for path, reason in list(unreadable.items())[:_MAX_LISTED]:
+            console.log(console.printable_name(f"skipped {path}: {reason}"))
+        if len(unreadable) > _MAX_LISTED:
+            console.log(f"skipped {len(unreadable) - _MAX_LISTED} more files")
+        if written:
+            console.log(f"wrote {written} row(s) to {arguments.out}")
 
     command_line.run_stoppable(parser.prog, work)

@@ -12,7 +12,7 @@ def embed(
     output: str = "final_avg_pool",
     given: dict[str, int] | None = None,
 ) -> tuple[int, dict[str, str]]:
-    """Writes one vector per image. Only file names and two batches are held in memory.
+    """Writes one vector per image. Only file names and a few batches are held in memory.
 
     Args:
       path: see `endpoints.load_endpoint`.

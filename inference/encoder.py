@@ -7,7 +7,7 @@ import tf_keras as keras
 
 from checkpoints import restoring
 from inference import endpoints
-from runtime.errors import UserError, first_line
+from runtime.errors import UserError
 from runtime.paths import check_weights_path
 
 
@@ -48,6 +48,6 @@ class Encoder(keras.Model):
           UserError: the image cannot be read.
         """
         image = self._load(path)
-        if isinstance(image, Exception):
-            raise UserError(f"INPUT={path}: the image cannot be read ({first_line(image)}).")
+        if isinstance(image, str):
+            raise UserError(f"INPUT={path}: the image cannot be read ({image}).")
         return image

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from concurrent import futures
 
 import numpy as np
 import tensorflow as tf
@@ -46,11 +45,10 @@ def find_classes(inputs: list[str]) -> dict[str, str]:
     if len(inputs) > 1 or not os.path.isdir(path):
         return {}
     try:
-        source = folders.folder_source(path)
+        return class_of_names(folders.folder_source(path))
     except UserError as error:
         console.log(f"no classes are used: {str(error).removeprefix(f'--dataset=folder:{path}: ')}")
         return {}
-    return class_of_names(source)
 
 
 def class_of_names(source: FileSource, split: str = "all") -> dict[str, str]:
@@ -58,7 +56,7 @@ def class_of_names(source: FileSource, split: str = "all") -> dict[str, str]:
 
     The dict is empty if there are fewer than two classes, or multiple labels per image.
     """
-    if source.multi_label or (source.num_classes or 1) < 2:
+    if source.multi_label or source.num_classes in (None, 1):
         return {}
     return {
         os.path.relpath(path, source.root): source.class_names[label]
@@ -92,8 +90,7 @@ def load_endpoint(
                 f" --train_mode=finetune --mode=train_then_eval --checkpoint={path} --dataset=DATA"
             )
         raise UserError(
-            f"MODEL={path}: the network has no output {name}. Use one of"
-            f" {', '.join(model.endpoint_names)}, or another network."
+            f"MODEL={path}: the network has no output {name}. Use {', '.join(model.endpoint_names)}."
         )
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, None, 3])])
@@ -103,10 +100,10 @@ def load_endpoint(
     return function, info
 
 
-def image_loader(config: Config) -> Callable[[str], tf.Tensor | Exception]:
+def image_loader(config: Config) -> Callable[[str], tf.Tensor | str]:
     """Returns a function that maps the path of an image file to the network's input, float32 [size, size, 3].
 
-    If the file cannot be read, the function returns the exception.
+    If the file cannot be read, the function returns the reason.
     """
 
     # Executing many small operations one by one would take longer than running the network.
@@ -122,8 +119,10 @@ def image_loader(config: Config) -> Callable[[str], tf.Tensor | Exception]:
         try:
             with image_files.checked_content(path) as content:
                 return preprocess(image_files.convert(content, config.conversion))
-        except (tf.errors.OpError, image_files.UnusableImage, UserError) as error:
-            return error
+        except tf.errors.OpError:
+            return "truncated or corrupt"
+        except (image_files.UnusableImage, UserError) as error:
+            return str(error).rstrip(".")
 
     return load
 
@@ -138,7 +137,7 @@ def compute_endpoint(
 ) -> Iterator[tuple[list[str], np.ndarray, inspection.CheckpointInfo]]:
     """Computes the values of an endpoint for image files, in batches.
 
-    Decodes the next batch while the network processes the current one.
+    Decodes the next images while the network processes a batch.
 
     Args:
       path, name, given: see `load_endpoint`.
@@ -155,28 +154,15 @@ def compute_endpoint(
       errors.Stopped: a signal arrived.
     """
     function, info = load_endpoint(path, name, given)
-    load = image_loader(info.config)
-    batches = [images[begin : begin + batch_size] for begin in range(0, len(images), batch_size)]
-    with (
-        futures.ThreadPoolExecutor() as pool,
-        progress.terminal_bar(None, len(images), "images") as bar,
-    ):
-        next_results = pool.map(load, batches[0])
-        for batch, next_batch in itertools.pairwise([*batches, []]):
-            results, loaded = list(next_results), {}
-            next_results = pool.map(load, next_batch)
-            for image, result in zip(batch, results):
-                if isinstance(result, tf.errors.OpError):
-                    unreadable[image] = "truncated or corrupt"
-                elif isinstance(result, Exception):
-                    unreadable[image] = str(result).rstrip(".")
-                else:
-                    loaded[image] = result
-            if loaded:
-                values = function(tf.stack(list(loaded.values()))).numpy()
-                yield list(loaded), values.reshape(len(loaded), -1), info
-            bar.update(len(batch))
-            signals.safe_point(storage.NOTHING_WRITTEN)
+    loaded = image_files.map_paths(image_loader(info.config), images)
+    results = zip(images, progress.terminal_bar(loaded, len(images), "images"))
+    while batch := dict(itertools.islice(results, batch_size)):
+        unreadable.update({path: text for path, text in batch.items() if isinstance(text, str)})
+        readable = [image for image in batch if image not in unreadable]
+        if readable:
+            values = function(tf.stack([batch[image] for image in readable])).numpy()
+            yield readable, values.reshape(len(readable), -1), info
+        signals.safe_point(storage.NOTHING_WRITTEN)
     if len(unreadable) == len(images):
         image, reason = next(iter(unreadable.items()))
         raise UserError(f"INPUT={image}: no image can be read ({reason}). Check the files.")

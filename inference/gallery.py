@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
 import csv
@@ -9,13 +10,10 @@ import dataclasses
 import io
 import itertools
 import os
-import zipfile
-import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
-import markupsafe
 import numpy as np
 from PIL import Image
 
@@ -34,8 +32,6 @@ _NUM_QUERIES = 12
 _NUM_NEIGHBORS = 8  # number of neighbors shown for each query
 # number of queries with neighbors by raw pixels, and the side length of the compared images
 _NUM_PIXEL_QUERIES, _PIXELS = 3, 32
-# If a larger share of the neighbors reaches the threshold, they are probably not copies.
-_MAX_COPIES = 0.05
 # number of pairs to show, and number of neighbors to search for (see `similarity.search`)
 _NUM_PAIRS = 24
 _NUM_OUTLIERS = 24
@@ -45,9 +41,6 @@ _NUM_CONFUSIONS, _NUM_EXAMPLES = 10, 4
 _MAX_COLORS = 20  # maximum number of classes with separate colors in the map
 _MAX_MAP_IMAGES = 2000
 _MAX_SAMPLE = 2000  # maximum number of images in the gallery of a run
-_MAX_UNREADABLE = 20  # maximum number of unreadable files to list
-_THUMBNAIL_SIDE, _MAP_SIDE = 96, 48  # side lengths in pixels
-_MAP_QUALITY = 70
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +53,8 @@ class Images:
       vectors: vectors of the images, float32 [n, d], all finite.
       classes: class names of the images, or None if there are no classes.
       unreadable: dict mapping the names of unreadable images to reasons.
-      total: number of images from which the images were chosen at random, or None if they are not a
-        random sample.
+      total: number of images from which the images were chosen at random, or 0 if they were not chosen
+        at random.
       conversion: see `image_files.convert`.
     """
 
@@ -70,42 +63,19 @@ class Images:
     vectors: np.ndarray
     classes: list[str] | None
     unreadable: dict[str, str]
-    total: int | None = None
+    total: int = 0
     conversion: Conversion = DEFAULT_CONVERSION
-
-
-# Readable paths, their vectors [n, d], unreadable paths with reasons, and the network's conversion.
-_Encoded = tuple[list[str], np.ndarray, dict[str, str], Conversion]
 
 
 # ---------------------------------------------------------------------------------------------------------- images
 
 
-def write_gallery(
-    model: str,
-    inputs: list[str],
-    out: str,
-    output: str,
-    given: dict[str, int],
-    vectors_file: str | None,
-    queries: Collection[str],
-    threshold: float,
-    num_clusters: int | None,
-    seed: int,
-) -> dict[str, str]:
+def write_gallery(arguments: argparse.Namespace, given: dict[str, int]) -> dict[str, str]:
     """Writes a gallery of images, and a CSV file of similar pairs next to it (see `write_page`).
 
     Args:
-      model: see `endpoints.load_endpoint`.
-      inputs: image files, and folders to search recursively (see `endpoints.find_images`).
-      out: result of `paths.check_out`.
-      output: name of the endpoint.
+      arguments: the parsed arguments of `python -m inference gallery`.
       given: see `inspection.inspect_checkpoint`.
-      vectors_file: a .npz file from `embedding.embed` with the vectors of the images, or None to
-        compute them.
-      queries: images whose nearest neighbors are shown in addition to those of random images. Each
-        query is a path or, if the only input is a folder, a name relative to this folder.
-      threshold, num_clusters, seed: see `write_page`.
 
     Returns:
       A dict mapping the paths of unreadable images to reasons.
@@ -114,34 +84,34 @@ def write_gallery(
       UserError: an argument is invalid, or no image can be read.
       errors.Stopped: a signal arrived; nothing is written.
     """
+    model, out = arguments.model, arguments.out
     check_out(pairs_path(out), TABLES)
-    names = endpoints.find_images(inputs)
-    if num_clusters and num_clusters > len(names):
-        raise UserError(
-            f"--clusters={num_clusters}: there are only {len(names)} images. Use at most"
-            f" {len(names)}."
-        )
-    queries = _find_queries(queries, names)
-    encoded = (
-        _read_vectors(vectors_file, names)
-        if vectors_file
-        else _compute_vectors(model, list(names), output, given)
-    )
+    names = endpoints.find_images(arguments.inputs)
+    # A query is a path or, if the only input is a folder, a name relative to this folder.
+    path_of = {os.path.abspath(path): path for path in names}
+    path_of.update({name: path for path, name in names.items()})
+    queries = []
+    for query in arguments.query:
+        path = path_of.get(query) or path_of.get(os.path.abspath(os.path.expanduser(query)))
+        if path is None:
+            raise UserError(
+                f"--query={query}: this file is not among the images. Use a path or a name in INPUT."
+            )
+        queries.append(path)
+    if arguments.vectors:
+        encoded = _read_vectors(arguments.vectors, names)
+    else:
+        encoded = _compute_vectors(model, list(names), arguments.output, given)
     paths, _, unreadable, _ = encoded
-    images = _make_images(encoded, names, endpoints.find_classes(inputs))
-    query_rows = [paths.index(path) for path in queries if path in paths]
-    write_page(images, model, out, query_rows, threshold, num_clusters, seed)
+    images = _make_images(names, endpoints.find_classes(arguments.inputs), *encoded)
+    rows = [paths.index(path) for path in queries if path in paths]
+    write_page(images, model, out, rows, arguments.threshold, arguments.clusters, arguments.seed)
     console.log(f"wrote {out} and {pairs_path(out)}")
     return unreadable
 
 
 def write_for_run(
-    model: str,
-    source: FileSource,
-    split: str,
-    directory: str,
-    seed: int,
-    check: Callable[[], None] = lambda: None,
+    model: str, source: FileSource, split: str, directory: str, seed: int, check: Callable[[], None]
 ) -> str | None:
     """Writes gallery.html and gallery.pairs.csv for at most 2,000 random images of a split.
 
@@ -167,12 +137,11 @@ def write_for_run(
     try:
         console.log("writing the gallery")
         paths = sorted(source.labeled_paths(split)[0])
-        size = min(_MAX_SAMPLE, len(paths))
-        rows = np.sort(np.random.default_rng(seed).choice(len(paths), size, replace=False))
-        names = {paths[row]: os.path.relpath(paths[row], source.root) for row in rows}
+        count = len(paths)
+        sample = np.random.default_rng(seed).choice(count, min(_MAX_SAMPLE, count), replace=False)
+        names = {paths[row]: os.path.relpath(paths[row], source.root) for row in np.sort(sample)}
         encoded = _compute_vectors(model, list(names))
-        total = len(paths) if len(paths) > size else None
-        images = _make_images(encoded, names, endpoints.class_of_names(source, split), total)
+        images = _make_images(names, endpoints.class_of_names(source, split), *encoded, count)
         check()
         write_page(images, model, out, seed=seed)
         return out
@@ -182,13 +151,15 @@ def write_for_run(
 
 
 def _make_images(
-    encoded: _Encoded,
     names: Mapping[str, str],
     classes: Mapping[str, str],
-    total: int | None = None,
+    paths: list[str],
+    vectors: np.ndarray,
+    unreadable: dict[str, str],
+    conversion: Conversion,
+    total: int = 0,
 ) -> Images:
     """Returns the `Images`, from dicts that map paths to names, and names to classes."""
-    paths, vectors, unreadable, conversion = encoded
     readable = [names[path] for path in paths]
     return Images(
         paths,
@@ -206,7 +177,7 @@ def _compute_vectors(
     paths: list[str],
     output: str = "final_avg_pool",
     given: dict[str, int] | None = None,
-) -> _Encoded:
+) -> tuple[list[str], np.ndarray, dict[str, str], Conversion]:
     """Returns the readable paths, their vectors [n, d], unreadable paths with reasons, and the network's conversion."""
     console.log(f"computing the features of {len(paths):,} images")
     unreadable = {}
@@ -218,50 +189,31 @@ def _compute_vectors(
     return list(itertools.chain(*batches)), vectors, unreadable, info.config.conversion
 
 
-def _read_vectors(path: str, names: Mapping[str, str]) -> _Encoded:
+def _read_vectors(
+    path: str, names: Mapping[str, str]
+) -> tuple[list[str], np.ndarray, dict[str, str], Conversion]:
     """Returns the values of `_compute_vectors`, with vectors from a .npz file."""
-    flag = f"--vectors={path}"
+    path = check_path("vectors", path, allow_patterns=True)
     try:
-        with np.load(check_path("vectors", path, allow_patterns=True)) as content:
-            files, vectors = content["files"], content["vectors"].astype(np.float32)
-        if vectors.ndim != 2 or files.shape != vectors.shape[:1]:
-            raise ValueError(f"shapes {files.shape} and {vectors.shape}")
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        with np.load(path) as content:
+            vectors = content["vectors"].astype(np.float32)
+            vector_of = dict(zip(content["files"].tolist(), vectors, strict=True))
+    except Exception as error:  # Corrupt archives raise errors from zlib, zipfile or NumPy.
         raise UserError(
-            f"{flag}: the arrays `files` [n] and `vectors` [n, d] cannot be read"
-            f" ({first_line(error)}). Write the file with `python -m inference embed ..."
-            " --out=FILE.npz`."
+            f"--vectors={path}: the arrays `files` [n] and `vectors` [n, d] cannot be read"
+            f" ({first_line(error)}). Write the file with `python -m inference embed`."
         ) from error
-    row_of = {str(name): row for row, name in enumerate(files)}
-    paths = [path for path, name in names.items() if name in row_of]
+    paths = [path for path, name in names.items() if name in vector_of]
     if not paths:
         raise UserError(
-            f"{flag}: none of the listed files is among the images of INPUT. Use the folder that"
-            " was embedded."
+            f"--vectors={path}: none of the listed files is among the images. Use the same folder."
         )
-    vectors = vectors[[row_of[names[path]] for path in paths]]
-    features.check_finite(vectors, f"{flag}: the vectors")
-    missing = len(files) - len(paths)
-    if missing:
-        console.log(f"warning: {missing} of {len(files)} files in {path} are not among the images")
+    vectors = np.array([vector_of[names[path]] for path in paths])
+    features.check_finite(vectors, f"--vectors={path}: the vectors")
+    if missing := len(vector_of) - len(paths):
+        console.log(f"warning: {missing} of the files in {path} are not among the images")
     unreadable = dict.fromkeys(sorted(names.keys() - set(paths)), f"not in {path}")
     return paths, vectors, unreadable, DEFAULT_CONVERSION
-
-
-def _find_queries(queries: Iterable[str], names: Mapping[str, str]) -> list[str]:
-    """Returns the paths of the images in `queries`, which contains paths, and names relative to the folder."""
-    path_of = {os.path.abspath(path): path for path in names}
-    path_of.update({name: path for path, name in names.items()})
-    found = []
-    for query in queries:
-        path = path_of.get(query) or path_of.get(os.path.abspath(os.path.expanduser(query)))
-        if path is None:
-            raise UserError(
-                f"--query={query}: this file is not among the images of INPUT. Use a path, or a"
-                " name relative to the folder."
-            )
-        found.append(path)
-    return list(dict.fromkeys(found))
 
 
 # ------------------------------------------------------------------------------------------------------------ page
@@ -298,7 +250,8 @@ def write_page(
     Raises:
       errors.Stopped: a signal arrived; nothing is written.
     """
-    vectors, random = similarity.center(images.vectors), np.random.default_rng(seed)
+    vectors = similarity.center(images.vectors)
+    random = np.random.default_rng(seed)
     count = len(vectors)
     on_map = np.sort(random.choice(count, min(_MAX_MAP_IMAGES, count), replace=False))
     chosen = np.sort(random.choice(on_map, min(_NUM_QUERIES, count), replace=False)).tolist()
@@ -309,8 +262,10 @@ def write_page(
     _begin("clustering the images")
     clusters = analysis.find_clusters(vectors, num_clusters, seed, _NUM_TYPICAL)
     _begin("drawing the map")
-    map_side = _THUMBNAIL_SIDE if len(on_map) <= 500 else _MAP_SIDE
-    on_map_images = dict(zip(on_map.tolist(), _load_thumbnails(images, on_map, map_side)))
+    # If there are many thumbnails, they are smaller, so that the page remains small.
+    on_map_images = dict(
+        zip(on_map.tolist(), _load_thumbnails(images, on_map, 96 if len(on_map) <= 500 else 48))
+    )
     page = dict(
         model=model,
         images=images,
@@ -319,38 +274,28 @@ def write_page(
         mean_similarity=analysis.mean_similarity(similarity.normalize(images.vectors)),
         seed=seed,
         threshold=threshold,
-        unreadable=list(images.unreadable.items())[:_MAX_UNREADABLE],
-        queries=[
-            (
-                query,
-                query not in queries,
-                list(zip(neighbors.indices[query], neighbors.similarities[query]))[:_NUM_NEIGHBORS],
-            )
-            for query in dict.fromkeys([*queries, *chosen])
-        ],
-        pairs=list(zip(*neighbors.pairs.T, neighbors.pair_similarities))[:_NUM_PAIRS],
-        num_pairs=neighbors.num_pairs,
-        has_many_pairs=neighbors.num_pairs > _MAX_COPIES * len(neighbors.pairs),
+        neighbors=neighbors,
+        queries=dict.fromkeys([*queries, *chosen]),
+        given_queries=queries,
         pixel_neighbors=_pixel_neighbors(on_map_images, chosen[:_NUM_PIXEL_QUERIES]),
         pairs_file=os.path.basename(pairs_path(out)),
         num_voters=voters.shape[1],
-        outliers=[(row, scores[row]) for row in np.argsort(scores, kind="stable")[:_NUM_OUTLIERS]],
-        clusters=[
-            (size, typical, _most_common(images.classes, clusters.assignments == number))
-            for number, (size, typical) in enumerate(zip(clusters.sizes, clusters.typical))
+        scores=scores,
+        outliers=np.argsort(scores, kind="stable")[:_NUM_OUTLIERS],
+        clusters=clusters,
+        common_classes=[
+            _most_common(images.classes, clusters.assignments == number)
+            for number in range(len(clusters.sizes))
         ],
-        has_default_clusters=num_clusters is None,
+        num_clusters=num_clusters,
         map=_map(images, vectors, clusters, on_map, seed),
-        classes=_classes(images.classes, neighbors) if images.classes and count > 1 else None,
+        map_thumbnails=[*map(thumbnails.encode, on_map_images.values())],
+        classes=_classes(images.classes, neighbors) if images.classes else None,
     )
-    page["map"]["thumbnails"] = [
-        thumbnails.encode(image, _MAP_QUALITY) for image in on_map_images.values()
-    ]
     page["thumbnails"] = encoded = collections.defaultdict(str)
     _render(page)  # This adds the rows of the images that the page shows to `encoded`.
     shown = sorted(encoded)
-    loaded = _load_thumbnails(images, shown, _THUMBNAIL_SIDE)
-    encoded.update(zip(shown, map(thumbnails.encode, loaded)))
+    encoded.update(zip(shown, map(thumbnails.encode, _load_thumbnails(images, shown, 96))))
     content = _render(page).encode()
     table = io.StringIO(newline="")
     rows = csv.writer(table)
@@ -363,8 +308,7 @@ def write_page(
     storage.write_bytes(pairs_path(out), table.getvalue().encode())
     storage.write_bytes(out, content)
     console.log(
-        f"gallery: {count:,} images, {len(content) / 1e6:.1f} MB, {neighbors.num_pairs:,} pairs"
-        f" with a similarity of at least {threshold:g}"
+        f"gallery: {count:,} images, {len(content) / 1e6:.1f} MB, {neighbors.num_pairs:,} similar pairs"
     )
 
 
@@ -376,10 +320,11 @@ def _begin(description: str) -> None:
 
 def _most_common(classes: Sequence[str] | None, selected: np.ndarray) -> tuple[str, float] | None:
     """Returns the most common class of the selected images and its relative frequency, or None without classes."""
-    if classes is None:
+    if not classes:
         return None
-    names, counts = np.unique(np.array(classes)[selected], return_counts=True)
-    return str(names[counts.argmax()]), counts.max() / counts.sum()
+    counts = collections.Counter(itertools.compress(classes, selected))
+    name, count = counts.most_common(1)[0]
+    return name, count / counts.total()
 
 
 def _map(
@@ -387,27 +332,21 @@ def _map(
 ) -> dict[str, Any]:
     """Returns the template values for the map. Points are colored by class or, without classes, by cluster."""
     points, method = analysis.map_points(vectors[rows], seed)
-    names, groups = (
-        [f"cluster {number + 1}" for number in range(len(clusters.sizes))],
-        clusters.assignments,
-    )
+    groups = clusters.assignments
+    names = [f"cluster {number + 1}" for number in range(len(clusters.sizes))]
     if images.classes:
         names, groups = np.unique(images.classes, return_inverse=True)
     order = np.argsort(-np.bincount(groups), kind="stable")  # The largest group is first.
-    texts = [
-        console.printable_name(
-            images.names[row] + ("" if images.classes else f" ({names[groups[row]]})")
-        )
-        for row in rows
-    ]
     return dict(
         method=method,
-        points=[(round(x), round(y)) for x, y in (20 + 1000 * points).tolist()],
+        points=np.round(20 + 1000 * points).astype(int),
         height=round(40 + 1000 * points[:, 1].max()),
         colors=np.argsort(order)[groups[rows]].clip(max=_MAX_COLORS),
         names=[names[group] for group in order[:_MAX_COLORS]],
-        num_others=max(0, len(names) - _MAX_COLORS),
-        texts=texts,
+        num_groups=len(names),
+        texts=[
+            console.printable_name(f"{images.names[row]} ({names[groups[row]]})") for row in rows
+        ],
     )
 
 
@@ -417,10 +356,11 @@ def _classes(classes: Sequence[str], neighbors: similarity.Neighbors) -> dict[st
     predictions = analysis.predict_from_neighbors(neighbors.indices[:, :KNN_NEIGHBORS], labels)
     sizes, accuracy = np.bincount(labels), np.mean(predictions == labels)
     accuracies = np.bincount(labels, predictions == labels) / sizes
-    confusions = analysis.confusions(labels, predictions)
-    confused_with = {label: names[predicted] for label, predicted, _ in reversed(confusions)}
+    pairs = zip(labels.tolist(), predictions.tolist())
+    confusions = collections.Counter(pair for pair in pairs if pair[0] != pair[1]).most_common()
+    confused_with = {label: names[predicted] for (label, predicted), _ in reversed(confusions)}
     pairs = []
-    for label, predicted, count in confusions[:_NUM_CONFUSIONS]:
+    for (label, predicted), count in confusions[:_NUM_CONFUSIONS]:
         images = np.flatnonzero((labels == label) & (predictions == predicted))[:_NUM_EXAMPLES]
         examples = [
             (image, next(other for other in neighbors.indices[image] if labels[other] == predicted))
@@ -467,8 +407,6 @@ def _pixel_neighbors(
         for row, image in loaded.items()
         if image
     }
-    if not pixels:
-        return {}
     rows = np.array([*pixels])
     nearest = similarity.search(similarity.center(np.array([*pixels.values()])), _NUM_NEIGHBORS, 1)
     return {
@@ -484,12 +422,11 @@ def _render(page: Mapping[str, Any]) -> str:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
         # Escapes control characters, except in the output of macros and filters, which is HTML.
         finalize=lambda value: (
             console.printable_name(value)
-            if isinstance(value, str) and not isinstance(value, markupsafe.Markup)
+            if isinstance(value, str) and not hasattr(value, "__html__")
             else value
         ),
     )

@@ -44,7 +44,7 @@ def predict(
 def write_predictions(
     path: str, inputs: list[str], out: str, given: dict[str, int] | None
 ) -> tuple[int, dict[str, str]]:
-    """Writes the probabilities of all classes. Only file names and two batches are held in memory.
+    """Writes the probabilities of all classes. Only file names and a few batches are held in memory.
 
     Args:
       path: see `endpoints.load_endpoint`.
@@ -67,7 +67,7 @@ def write_predictions(
         for images, classes, probabilities in _predict_batches(
             path, list(names), given, unreadable
         ):
-            best = [classes[index] for index in probabilities.argmax(-1)]
+            best = [classes[index] for index in probabilities.argmax(1)]
             add({"file": [names[image] for image in images], "class": best}, probabilities, classes)
     return len(names) - len(unreadable), unreadable
 

@@ -33,13 +33,10 @@ class Neighbors:
 
 def normalize(vectors: np.ndarray) -> np.ndarray:
     """Returns the vectors [n, d] divided by their Euclidean norms, as float32. Zero vectors do not change."""
-    vectors = np.array(vectors, np.float32)
-    # Without the division by the largest element, the squares of very large or small elements
-    # overflow or underflow.
-    for order in (np.inf, 2):
-        norms = np.linalg.norm(vectors, order, axis=1, keepdims=True)
-        vectors /= np.where(norms > 0, norms, 1)
-    return vectors
+    from sklearn import preprocessing
+
+    # In float32, the squares of very large elements would overflow.
+    return preprocessing.normalize(np.float64(vectors)).astype(np.float32)
 
 
 def center(vectors: np.ndarray) -> np.ndarray:
@@ -47,8 +44,9 @@ def center(vectors: np.ndarray) -> np.ndarray:
 
     The mean of fewer than 10 vectors is not subtracted, because it depends too much on each vector.
     """
-    mean = vectors.mean(0, np.float64) * (len(vectors) >= MIN_CENTERED)
-    return normalize(vectors - mean.astype(np.float32))
+    if len(vectors) >= MIN_CENTERED:
+        vectors = vectors - vectors.mean(0, np.float64)
+    return normalize(vectors)
 
 
 def search(vectors: np.ndarray, k: int, threshold: float) -> Neighbors:
@@ -68,7 +66,7 @@ def search(vectors: np.ndarray, k: int, threshold: float) -> Neighbors:
 
     count, k = len(vectors), min(k, len(vectors) - 1)
     indices = np.zeros([count, 0], int)
-    if k > 0:
+    if k:
         estimator = sklearn_neighbors.NearestNeighbors(n_neighbors=k, algorithm="brute").fit(
             vectors
         )

@@ -21,9 +21,7 @@ def load_thumbnail(
     """
     try:
         with image_files.checked_content(path) as content:
-            image = Image.open(
-                io.BytesIO(image_files.convert(content, conversion)), formats=("JPEG", "PNG", "BMP")
-            )
+            image = Image.open(io.BytesIO(image_files.convert(content, conversion)))
             # JPEG files are decoded at a reduced size, which is faster.
             image.draft("RGB", (2 * side, 2 * side))
             image = image_files.to_rgb(image)
@@ -35,10 +33,10 @@ def load_thumbnail(
         return None
 
 
-def encode(image: Image.Image | None, quality: int = 80) -> str | None:
+def encode(image: Image.Image | None) -> str | None:
     """Returns an image as a JPEG data URI for an HTML page, or None if `image` is None."""
     if image is None:
         return None
     buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=quality, optimize=True)
+    image.save(buffer, "JPEG", optimize=True)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"

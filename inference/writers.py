@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import csv
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +16,10 @@ from runtime import storage
 
 # Spreadsheets evaluate cells that start with these characters.
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-Add = Callable[..., None]
 
 
 @contextlib.contextmanager
-def open_writer(out: str, name: str) -> Iterator[Add]:
+def open_writer(out: str, name: str) -> Iterator[Callable[..., None]]:
     """Returns a context manager that yields a function to append rows to a file.
 
     The function takes a dict of lists of strings, such as `{"file": [...]}`, an array of values of
@@ -37,28 +38,27 @@ def open_writer(out: str, name: str) -> Iterator[Add]:
 
 
 @contextlib.contextmanager
-def _npz_writer(path: str, name: str) -> Iterator[Add]:
+def _npz_writer(path: str, name: str) -> Iterator[Callable[..., None]]:
     """Writes the arrays `files` [n], `name` [n, d] and, if there are classes, `classes` [n] and `class_names` [d]."""
-    strings, widths = {}, set()
+    strings: dict[str, Any] = collections.defaultdict(list)
     with tempfile.TemporaryFile(dir=os.path.dirname(path)) as raw, open(path, "wb") as file:
 
         def add(texts, values, columns=None):
             for column, items in texts.items():
-                strings.setdefault({"file": "files", "class": "classes"}[column], []).extend(items)
+                strings[{"file": "files", "class": "classes"}[column]].extend(items)
             if columns:
                 strings["class_names"] = columns
-            widths.add(values.shape[1])
             # `tofile` would not report the cause of an error.
             raw.write(values.astype(np.float32).tobytes())
 
         yield add
         raw.flush()
-        values = np.memmap(raw, np.float32, "r", shape=(len(strings["files"]), *widths))
-        np.savez(file, **{name: values, **{key: np.array(text) for key, text in strings.items()}})
+        values = np.memmap(raw, np.float32, "r").reshape(len(strings["files"]), -1)
+        np.savez(file, **{**strings, name: values})
 
 
 @contextlib.contextmanager
-def _csv_writer(path: str, name: str) -> Iterator[Add]:
+def _csv_writer(path: str, name: str) -> Iterator[Callable[..., None]]:
     """Writes one line per image, and quotes cells that a spreadsheet would evaluate as formulas."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
@@ -86,7 +86,7 @@ def _quote(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _parquet_writer(path: str, name: str) -> Iterator[Add]:
+def _parquet_writer(path: str, name: str) -> Iterator[Callable[..., None]]:
     """Writes columns of strings and a column of lists. The metadata of the schema contains the class names."""
     import pyarrow  # Imported here because only this format requires it.
     from pyarrow import parquet

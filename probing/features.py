@@ -11,11 +11,10 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from runtime import console, progress
+from runtime import progress
 from runtime.errors import UserError, first_line
 
 _GATHERED_BATCHES = 4  # This many batches are gathered from the replicas at once.
-_LOGGED_BYTES = 10**9  # Temporary files of at least this size are logged.
 DIVERGED = "Use a checkpoint from before training diverged."  # remedy for NaN and Inf errors
 
 
@@ -74,7 +73,7 @@ def collect(
         labeled = order[(weights[order] > 0) & has_label[order]]
         file.append(vectors[labeled])
         all_labels.append(labels[labeled])
-    return file.read(description), np.concatenate(all_labels)
+    return file.read(), np.concatenate(all_labels)
 
 
 class VectorFile:
@@ -88,7 +87,7 @@ class VectorFile:
         """Appends vectors, float32 [n, d]. Raises `UserError` if the directory for temporary files is full."""
         self._shape = [self._shape[0] + len(vectors), vectors.shape[1]]
         try:
-            self._file.write(np.ascontiguousarray(vectors, np.float32).tobytes())
+            self._file.write(vectors.astype(np.float32).tobytes())
             self._file.flush()
         except OSError as error:
             raise UserError(
@@ -96,17 +95,10 @@ class VectorFile:
                 f"({first_line(error)}). Free up some space, or set TMPDIR to another directory."
             ) from error
 
-    def read(self, description: str) -> np.ndarray:
-        """Returns all vectors, float32 [n, d], as a read-only memory map. Logs the size of large files."""
-        size = 4 * math.prod(self._shape)
-        if not size:  # Empty files cannot be memory-mapped.
+    def read(self) -> np.ndarray:
+        """Returns all vectors, float32 [n, d], as a read-only memory map."""
+        if not self._shape[0]:  # Empty files cannot be memory-mapped.
             return np.zeros(self._shape, np.float32)
-        if size >= _LOGGED_BYTES:
-            console.log(
-                f"{description}: {self._shape[0]:,} vectors with {self._shape[1]:,} dimensions"
-                f" ({size / 1e9:.1f} GB) in a temporary file in {tempfile.gettempdir()} (set TMPDIR"
-                " to change the directory)"
-            )
         return np.memmap(self._file, np.float32, "r", shape=tuple(self._shape))
 
 

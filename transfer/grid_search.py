@@ -86,7 +86,7 @@ def check_settings(protocol: str, extra_settings: dict) -> None:
         "seed",
         *settings_with("network", "length", "output", "data_access"),
     }
-    for name in sorted(reserved & set(extra_settings)):
+    for name in sorted(reserved.intersection(extra_settings)):
         raise UserError(
             f"--flags: --{name} is set by the grid search. Remove --{name} from --flags."
         )
@@ -113,18 +113,14 @@ class GridSearch:
       inputs: protocol, network, data and output directory.
       shared_settings: run.py settings that all trials share.
       weights: digest of the initial weights, or None if they are random.
-      grid: hyper-parameters, and training steps per trial.
-      batch_size: images per step.
-      num_jobs: number of trials that run in parallel.
+      arguments: the parsed arguments, with the grid.
       lock: lock of the output directory, which all trials inherit.
     """
 
     inputs: output.Inputs
     shared_settings: dict
     weights: str | None
-    grid: tasks.Grid
-    batch_size: int
-    num_jobs: int
+    arguments: argparse.Namespace
     lock: Lock
 
     def trial(
@@ -146,8 +142,8 @@ class GridSearch:
                 self.inputs.source.num_examples(train_split),
                 learning_rate,
                 weight_decay,
-                self.grid.steps,
-                self.batch_size,
+                self.arguments.steps,
+                self.arguments.batch_size,
             ),
             **self.shared_settings,
             train_split=train_split,
@@ -171,13 +167,16 @@ class GridSearch:
           TrainingDiverged: all trials diverged.
           UserError: a trial failed for another reason.
         """
-        task = self.inputs.task
         trials = {
-            pair: self.trial(*pair, task.train_split, task.validation_split)
-            for pair in itertools.product(self.grid.learning_rates, self.grid.weight_decays)
+            pair: self.trial(*pair, self.inputs.task.train_split, self.inputs.task.validation_split)
+            for pair in itertools.product(
+                self.arguments.learning_rates, self.arguments.weight_decays
+            )
         }
-        distinct = dict.fromkeys(trials.values())
-        self.run([trial for trial in distinct if not Record.read(trial.directory)])
+        # Equal hyper-parameters lead to equal trials.
+        self.run(
+            [trial for trial in dict.fromkeys(trials.values()) if not Record.read(trial.directory)]
+        )
         metrics = {pair: self.metric(trial) for pair, trial in trials.items()}
         candidates = {pair: metric for pair, metric in metrics.items() if metric is not None}
         if not candidates:
@@ -187,14 +186,14 @@ class GridSearch:
         return max(candidates, key=candidates.get), metrics
 
     def run(self, trials: Sequence[Trial], keep_files: bool = False) -> None:
-        """Runs trials, `num_jobs` at a time, and writes their records.
+        """Runs trials, `arguments.jobs` at a time, and writes their records.
 
         Unless `keep_files` is set, all other files of a finished trial are deleted, so that checkpoints
         do not fill the disk. Raises `JobFailed` if a trial fails for a reason other than divergence.
         """
         with (
             _Launcher() as launcher,
-            contextlib.closing(launcher.run_all(trials, self.num_jobs)) as jobs,
+            contextlib.closing(launcher.run_all(trials, self.arguments.jobs)) as jobs,
         ):
             for trial, error in progress.terminal_bar(jobs, len(trials), "trials"):
                 if error is not None and error.job_status != TrainingDiverged.status:
@@ -205,11 +204,8 @@ class GridSearch:
                 metric = self.metric(trial)
                 value = "diverged" if metric is None else f"{metric:.4f}"
                 console.log(f"{os.path.basename(directory)}  {value}")
-                for entry in () if keep_files else os.scandir(directory):
-                    if entry.is_dir(follow_symlinks=False):
-                        shutil.rmtree(entry)
-                    elif entry.name != records.FILE:
-                        os.remove(entry)
+                if not keep_files:
+                    _remove_all_but_record(directory)
 
     def metric(self, trial: Trial) -> float | None:
         """Returns the metric of a finished trial, or None if training diverged."""
@@ -217,6 +213,15 @@ class GridSearch:
         if not record or record.diverged:
             return None
         return measures.check_defined(metric, record.results[measures.RESULT_KEYS[metric]])
+
+
+def _remove_all_but_record(directory: str) -> None:
+    """Deletes the contents of a finished trial's directory, except for its record."""
+    for entry in os.scandir(directory):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry)
+        elif entry.name != records.FILE:
+            os.remove(entry)
 
 
 class _Launcher(child_processes.Launcher):
@@ -237,33 +242,29 @@ def run_grid(arguments: argparse.Namespace) -> None:
     extra_settings = parse_settings(arguments.flags)
     check_settings(arguments.protocol, extra_settings)
     inputs = output.resolve_inputs(arguments)
-    shared = {
-        name: value
-        for name in settings_with("network", "data_access", "pixels")
-        # The excluded setting applies only to pretraining.
-        if (value := getattr(inputs.config, name)) is not None
-        and name != "lineareval_while_pretraining"
-    }
+    shared = storage.without_none(
+        {
+            name: getattr(inputs.config, name)
+            for name in settings_with("network", "data_access", "pixels")
+        }
+    )
+    del shared["lineareval_while_pretraining"]  # applies only to pretraining
     shared.update(extra_settings, seed=arguments.seed)
     weights = None
     if inputs.protocol == "finetune":
         shared["checkpoint"] = inputs.checkpoint
         weights = restoring.weights_digest(inputs.load_network())
-    grid = tasks.Grid(arguments.learning_rates, arguments.weight_decays, arguments.steps)
     with inputs.open_output_dir() as lock:
-        search = GridSearch(
-            inputs, shared, weights, grid, arguments.batch_size, arguments.jobs, lock
-        )
+        search = GridSearch(inputs, shared, weights, arguments, lock)
         best, metrics = search.select()
         final = search.trial(*best, inputs.task.trainval_split, inputs.task.test, prefix="best_")
-        path = os.path.join(final.directory, f"predictions_{grid.steps}.npz")
-        if not (os.path.exists(path) and Record.read(final.directory)):
+        if not Record.read(final.directory):
             search.run([final], keep_files=True)  # The run uses as many devices as a trial.
-            if search.metric(final) is None:
-                raise TrainingDiverged(
-                    f"--learning_rates={best[0]:g}: the final training run, on the trainval split,"
-                    " diverged. Remove this learning rate."
-                )
+        if search.metric(final) is None:
+            raise TrainingDiverged(
+                f"--learning_rates={best[0]:g}: the final run diverged. Remove this learning rate."
+            )
+        path = os.path.join(final.directory, f"predictions_{arguments.steps}.npz")
         inputs.write_results(
             *output.read_predictions(path),
             dict(

@@ -19,17 +19,16 @@ from runtime.errors import UserError
 from runtime.paths import hashed_name
 from transfer import measures, output
 
-L2_OF_SUM_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # The strongest choice is first.
-_Examples = tuple[np.ndarray, np.ndarray]  # features and labels
+L2_OF_SUM_CHOICES = tuple(np.logspace(5, -6, 45).tolist())  # The strongest choice is first.
 
 
 def linear(
-    train: _Examples,
-    validation: _Examples,
-    test: _Examples,
+    train: tuple[np.ndarray, np.ndarray],
+    validation: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
     metric: str,
     l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES,
-    previous: Mapping[float, float] | None = None,
+    previous: Mapping[float, float] | tuple = (),
     on_result: Callable[[dict[float, float]], None] = lambda values: None,
 ) -> tuple[dict, np.ndarray]:
     """Evaluates logistic regression on frozen features (paper, B.8.1).
@@ -54,7 +53,8 @@ def linear(
     Raises:
       UserError: see `measures.measure`.
     """
-    path, values = logistic_regression.LogisticPath(*train), dict(previous or {})
+    path = logistic_regression.LogisticPath(*train)
+    values = dict(previous)
     for l2_of_sum in progress.track(l2_of_sum_choices, "logistic regressions"):
         if l2_of_sum not in values:
             values[l2_of_sum] = measures.measure(
@@ -101,7 +101,9 @@ def run_linear(arguments: argparse.Namespace) -> None:
         records.finish(directory, settings, results)
 
 
-def _extract_features(inputs: output.Inputs, model: keras.Model, directory: str) -> list[_Examples]:
+def _extract_features(
+    inputs: output.Inputs, model: keras.Model, directory: str
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns features [n, d] and labels [n] or [n, classes] of the splits.
 
     The features are written to `directory`. If they already exist, they are read from there.
@@ -114,14 +116,12 @@ def _extract_features(inputs: output.Inputs, model: keras.Model, directory: str)
             batches = evaluate.eval_batches(inputs.config, inputs.source, split, strategy)
             vectors, labels = features.extract(strategy, encoder, batches, f"features of {split}")
             storage.write_arrays(path, vectors=vectors, labels=labels)
-        vectors, labels = output.read_arrays(path, "vectors", "labels")
-        feature_sets.append((vectors, labels))
+        feature_sets.append(output.read_arrays(path, "vectors", "labels"))
     (_, labels), *others = feature_sets
     if not logistic_regression.has_two_classes(labels) or not all(len(pair[1]) for pair in others):
         splits = ", ".join(f"--{name}={split}" for name, split in inputs.task.splits.items())
         raise UserError(
-            f"{splits}: there are too few labeled examples. Use a training split with at least two"
-            " classes (or, with multiple labels per example, a label that some examples have and"
-            " others lack), and validation and test splits with labeled examples."
+            f"{splits}: there are too few labeled examples. Use a training split with two classes (or"
+            " with and without a label), and validation and test splits with labeled examples."
         )
     return feature_sets

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -97,11 +98,9 @@ class Inputs:
         task, out = self.task, self.config.model_dir
         value = measures.measure(task.metric, labels, scores)
         storage.write_arrays(os.path.join(out, "predictions.npz"), labels=labels, logits=scores)
-        interval = (
-            " [{:.4f}, {:.4f}]".format(*metrics.wilson_interval(value, len(labels)))
-            if task.metric == "top_1"  # The other metrics are not fractions of images.
-            else ""
-        )
+        interval = ""
+        if task.metric == "top_1":  # The other metrics are not fractions of images.
+            interval = " [{:.4f}, {:.4f}]".format(*metrics.wilson_interval(value, len(labels)))
         path = os.path.join(out, "result.json")
         record = record or computed_from.describe(
             self.config.replace(train_split=task.trainval_split, eval_split=task.test),
@@ -146,8 +145,8 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
       UserError: the checkpoint, the data set or a split cannot be used.
     """
     task = tasks.task_from_arguments(arguments)
-    size = {"image_size": arguments.image_size} if arguments.image_size else {}
-    info = inspection.inspect_checkpoint(arguments.checkpoint, {"ft_proj_selector": 0, **size})
+    given = storage.without_none(dict(image_size=arguments.image_size, ft_proj_selector=0))
+    info = inspection.inspect_checkpoint(arguments.checkpoint, given)
     network = info.config
     name = slug(arguments.task or task.dataset)[-40:]  # File names are limited to 255 bytes.
     recorded = {name: getattr(network, name) for name in settings_with("network", "pixels")}
@@ -182,7 +181,8 @@ def resolve_inputs(arguments: argparse.Namespace) -> Inputs:
         datasets.check_split(source, flag, split)
     train, validation, test = task.splits.values()
     checks.count_overlap(source, "validation", validation, [train])
-    weights, weights_splits = None, []
+    weights = None
+    weights_splits = []
     if arguments.protocol != "scratch":
         weights = info.file.digest()
         weights_splits = checks.weights_split(source, info.trained_on, network.train_split)
@@ -197,24 +197,17 @@ def _adapt_splits(task: Task, source: Source, arguments: argparse.Namespace) -> 
     becomes the test split, and the last fifth of the remaining examples becomes the validation
     split.
     """
-    if (
-        arguments.dataset
-        and source.split_names == ["train"]
-        and not (arguments.train or arguments.validation or arguments.test)
-    ):
+    names = source.split_names
+    if not arguments.dataset:
+        return task
+    if names == ["train"] and not (arguments.train or arguments.validation or arguments.test):
+        splits = dict(train="train[:64%]", validation="train[64%:80%]", test="train[80%:]")
         console.log(
             f"train: train[:64%], validation: train[64%:80%], test: train[80%:] ({source.name} has"
             " only a train split)"
         )
-        return dataclasses.replace(
-            task, train="train[:64%]", validation="train[64%:80%]", test="train[80%:]"
-        )
-    if (
-        arguments.dataset
-        and task.validation is None
-        and "validation" in source.split_names
-        and "validation" not in task.test
-    ):
+        return dataclasses.replace(task, **splits)
+    if task.validation is None and "validation" in names and "validation" not in task.test:
         console.log(f"using the validation split of {source.name} for model selection")
         return dataclasses.replace(task, validation="validation")
     return task
@@ -234,39 +227,28 @@ def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:
       UserError: the file is unreadable or empty, or an array has an invalid type, shape or value.
     """
     labels, logits = read_arrays(path, "labels", "logits")
-    if not _are_predictions(labels, logits):
+    if not (
+        labels.dtype.kind in "iu"
+        and logits.ndim == 2
+        and labels.shape == logits.shape[: labels.ndim]
+        and labels.reshape(len(logits), -1).max(1).min() >= 0
+        and np.isfinite(logits.max(1)).all()
+    ):
         raise UserError(
             f"{path}: expected integer labels [n] from 0, or [n, classes] with values 1, 0 and -1, and"
-            f" logits [n, classes] without NaN and Inf, but got {labels.dtype} {labels.shape} and"
-            f" {logits.dtype} {logits.shape}. Create the file again, or use another one."
+            " logits [n, classes] without NaN and Inf. Create the file again, or use another one."
         )
     return labels.astype(np.int64), logits
 
 
-def _are_predictions(labels: np.ndarray, logits: np.ndarray) -> bool:
-    """Returns whether labels and logits from a file have the shapes and values that `read_predictions` returns."""
-    is_multi_label = labels.ndim == 2
-    return (
-        labels.dtype.kind in "iu"
-        and labels.ndim in (1, 2)
-        and logits.dtype.kind == "f"
-        and logits.ndim == 2
-        and labels.shape == logits.shape[: labels.ndim]
-        and logits.size > 0
-        and labels.min() >= -is_multi_label
-        and (not is_multi_label or (labels.max() <= 1 and labels.max(1).min() >= 0))
-        and np.isfinite(logits.max(1)).all()
-    )
-
-
-def read_arrays(path: str, *names: str) -> list[np.ndarray]:
-    """Reads the named arrays from a .npz file. Raises `UserError` if this fails."""
+def read_arrays(path: str, *names: str) -> Any:
+    """Returns a list of the named arrays in a .npz file. Raises `UserError` if they cannot be read."""
     try:
         # By default, NumPy rejects pickles, which could execute code.
         with tf.io.gfile.GFile(path, "rb") as file, np.load(file) as content:
             return [content[name] for name in names]
     except Exception as error:  # Corrupt archives raise errors from zlib, zipfile or NumPy.
         raise UserError(
-            f"{path}: the arrays {', '.join(names)} cannot be read ({first_line(error)}). Check"
-            " the path, or delete the file and create it again."
+            f"{path}: the arrays {', '.join(names)} cannot be read ({first_line(error)}). Check the"
+            " path, or delete the file and create it again."
         ) from error

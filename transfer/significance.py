@@ -73,14 +73,12 @@ def run_compare(arguments: argparse.Namespace) -> None:
     )
     if not np.array_equal(labels, other_labels):
         raise UserError(
-            f"{arguments.first}, {arguments.second}: the predictions are for different examples."
-            " Evaluate both models on the same split."
+            f"{arguments.second}: the predictions are for different examples. Use the same split."
         )
     is_multi_label = labels.ndim == 2
     if is_multi_label and arguments.metric:
         raise UserError(
-            f"--metric={arguments.metric}: {arguments.first} has multiple labels per example, so "
-            "accuracies are compared. Remove the flag."
+            f"--metric={arguments.metric}: there are multiple labels per example. Remove the flag."
         )
     metric = "mean_average_precision" if is_multi_label else arguments.metric or "top_1"
     result = compare(labels, scores, other_scores, metric)

@@ -9,8 +9,6 @@ import numpy as np
 
 from runtime.errors import UserError
 
-# The default validation set starts at this position in the training split.
-_VALIDATION_START = "80%"
 METRICS = ("top_1", "mean_per_class", "mean_average_precision")
 
 
@@ -28,12 +26,12 @@ class Task:
     @property
     def train_split(self) -> str:
         """The split that models are trained on during model selection."""
-        return self.train if self.validation else f"{self.train}[:{_VALIDATION_START}]"
+        return self.train if self.validation else f"{self.train}[:80%]"
 
     @property
     def validation_split(self) -> str:
         """The split that hyper-parameters are selected on."""
-        return self.validation or f"{self.train}[{_VALIDATION_START}:]"
+        return self.validation or f"{self.train}[80%:]"
 
     @property
     def splits(self) -> dict[str, str]:

