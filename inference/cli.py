@@ -141,6 +141,6 @@ def main(arguments: list[str] | None = None) -> None:
         if len(unreadable) > _MAX_LISTED:
             console.log(f"skipped {len(unreadable) - _MAX_LISTED} more files")
         if written:
-            console.log(f"wrote {written} row(s) to {arguments.out}")
+            console.log(f"wrote {written} rows to {arguments.out}")
 
     command_line.run_stoppable(parser.prog, work)

@@ -29,16 +29,14 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib import ticker, transforms  # noqa: E402
 
-# The same figure gives the same file: by default, the element IDs in SVG files are random.
-plt.rcParams.update(
-    {
-        "svg.hashsalt": "paper",
-        "savefig.bbox": "tight",
-        "axes.titlesize": 9,
-        "figure.labelsize": 9,
-        "legend.fontsize": 8,
-    }
-)
+# Settings of Matplotlib for all figures. By default, the element IDs in SVG files are random.
+STYLE = {
+    "svg.hashsalt": "paper",
+    "savefig.bbox": "tight",
+    "axes.titlesize": 9,
+    "figure.labelsize": 9,
+    "legend.fontsize": 8,
+}
 _SEED = 1
 _NO_DATE = {"Date": None}  # metadata of SVG files
 _CROPS = 4  # Number of crops per image. Each crop is shown with and without color distortion.
@@ -648,6 +646,7 @@ def _label_points(axis: plt.Axes, labels: list[tuple[str, tuple[float, float]]])
 # ----------------------------------------------------------------------------------------------------------- report
 
 
+@plt.rc_context(STYLE)
 def accuracies(rows: pd.DataFrame, name: str, runner: Runner) -> str:
     """Plots our results (dots) and the paper's (diamonds) for a report. Returns the Markdown for the image, or "".
 

@@ -156,7 +156,9 @@ def main(argv: list[str] | None = None) -> None:
         drawing = tensorflow_startup.load("paper.drawing")
         values = vars(arguments)
         check_paths(arguments, *sorted({"checkpoint", "csv", "out"}.intersection(values)))
-        console.log(getattr(drawing, values.pop("name"))(**values))
+        with drawing.plt.rc_context(drawing.STYLE):
+            path = getattr(drawing, values.pop("name"))(**values)
+        console.log(path)
 
     command_line.run_command("paper.figures", work)
 

@@ -10,9 +10,11 @@ import pytest
 
 import config as config_lib
 from config import Config
+from inference import cli as inference_cli
 from runtime.errors import first_line
 from support import ROOT, golden
 from support.flags import make_flags
+from transfer import cli as transfer_cli
 
 
 def test_flags_from_the_original_keep_their_names_types_defaults_and_choices():
@@ -138,6 +140,9 @@ def test_documents_mention_only_existing_flags():
     names |= {name for flag in make_flags() for name in (flag, f"no{flag}")}
     for module in ROOT.glob("*/*.py"):
         names |= set(re.findall(r"--([a-z_]+)", module.read_text()))
+    for parser in (transfer_cli._parser(), inference_cli._parser()):
+        for command in parser._subparsers._group_actions[0].choices.values():
+            names |= set(re.findall(r"--([a-z_]+)", command.format_help()))
     documents = {*ROOT.glob("docs/*.md"), *ROOT.glob("paper/recipes/*.cfg"), ROOT / "README.md"}
     for document in documents - {ROOT / "docs/clusters.md", ROOT / "docs/install.md"}:
         mentioned = re.findall(r"(?<![\w-])--([a-z][a-z_]*)", document.read_text())

@@ -145,7 +145,7 @@ def test_memory_of_fits_does_not_grow_with_the_number_of_examples(fit, width, li
     random, file = default_rng(0), features.VectorFile()
     for _ in range(40):
         file.append(random.normal(size=(1000, width)))
-    inputs, labels = file.read("features"), random.integers(0, 3, 40_000)
+    inputs, labels = file.read(), random.integers(0, 3, 40_000)
     assert isinstance(inputs, np.memmap) and inputs.nbytes == 40_000 * width * 4
     fit(inputs[:1000], labels[:1000])  # imports modules
     tracemalloc.start()
