@@ -347,8 +347,8 @@ class Config:
         None,
         "Regular expression that is searched in the path of each image, relative to the folder. Its"
         " first capturing group, or else the whole match, is the group of the image, such as a"
-        " patient or a video. Slices and --label_fraction do not divide groups. In a list, the"
-        " column group replaces this flag.",
+        " patient or a video. Slices and --label_fraction do not divide groups. In a list, this flag"
+        " replaces the column group.",
         "identity",
         "data_of_run",
         "data_access",

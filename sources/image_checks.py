@@ -21,6 +21,15 @@ from sources.source import Source
 _SAMPLE, _MAX_SAMPLE = 32, 2000  # numbers of images whose pixels are read
 _MANY_IMAGES = 50_000  # Of larger data sets, only a sample is decoded.
 _VERSION = 4  # Increase this number when a code change affects which images are usable.
+# Errors of TensorFlow for files that are missing, unreadable or corrupt.
+_READ_ERRORS = (
+    tf.errors.DataLossError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.UnknownError,
+)
 
 
 def check_images(
@@ -145,9 +154,8 @@ def naming_unusable(
     """
     try:
         yield
-    except tf.errors.OpError as error:
-        # Other operations do not read files.
-        if not isinstance(source, FileSource) or "GetNext" not in str(error):
+    except _READ_ERRORS as error:
+        if not isinstance(source, FileSource):
             raise
         console.log(f"searching for the image that could not be read ({first_line(error)})")
         decode = functools.partial(image_files.why_unusable, conversion=source.conversion)
