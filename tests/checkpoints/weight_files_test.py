@@ -204,8 +204,8 @@ def test_published_networks_are_evaluated_and_reported_next_to_the_papers_accura
     hits = np.argmax(model(views, training=False)["logits_sup"], 1) == labels
     assert record.results["eval/label_top_1_accuracy"] == pytest.approx(hits.mean(), abs=1e-6)
     rows = results.table("published", [results.Result(run, "x", record)], executor)
-    ((titles, (texts,)), _) = report.shown_table(study, results.means(rows))
-    shown = dict(zip(titles, texts))
+    table, _ = report.shown_table(study, results.means(rows))
+    (shown,) = table.to_dict("records")
     assert shown["paper, top-1"] == "69.1" and shown["linear head"] == f"{100 * hits.mean():.1f}"
 
 
