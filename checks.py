@@ -136,7 +136,7 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
 
 
 class Inputs(NamedTuple):
-    """What the settings of a run depend on; see `complete`."""
+    """Inputs of `complete`, in addition to the settings."""
 
     source: Source
     given: Collection[str]

@@ -1578,7 +1578,7 @@ def read_command_line(description: str, arguments: list[str]) -> tuple[Config, l
     """Reads the command line of run.py, before TensorFlow is loaded.
 
     Prints the help or the version and exits if requested. Logs which settings have no effect, and
-    what follows.
+    that TensorFlow is loaded next.
 
     Args:
       description: first line of the help.

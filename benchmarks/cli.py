@@ -98,7 +98,7 @@ def compare(case: cases.Case, calls: int, rounds: int) -> Iterator[dict[str, Any
         details["results"] = [output.get("result") for output in measured[0]]
     for unit in case.units:
         ours, baseline, *_ = *(_median(unit, column) for column in zip(*measured)), None
-        ratio = ours / baseline if ours and baseline else None
+        ratio = ours / baseline if ours is not None and baseline else None
         numbers = dict(ours=ours, baseline=baseline, ratio=ratio)
         rounded = {name: value and float(f"{value:.4g}") for name, value in numbers.items()}
         yield {"case": case.name, "unit": unit, **rounded, **details}

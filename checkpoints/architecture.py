@@ -60,8 +60,8 @@ def _encoder_flags(shapes: Mapping[str, tuple]) -> dict | None:
     filters = 64 * width * 2 ** max(len(structure[1]) - 1, 0)  # inner width of the last blocks
 
     def ratio(layer):
-        kernels = [shape for key, shape in shapes.items() if key.endswith(f"/{layer}/kernel")]
-        return max(shape[-1] for shape in kernels) / filters if kernels else 0.0
+        outputs = [shape[-1] for key, shape in shapes.items() if key.endswith(f"/{layer}/kernel")]
+        return max(outputs, default=0) / filters
 
     # In shortcuts of networks with selective kernels, the convolution follows the pooling.
     pooled = re.compile(r"/(projection|shortcut)_layers/[12]/conv2d/").search

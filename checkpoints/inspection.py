@@ -16,16 +16,19 @@ UNKNOWN_HEAD_INPUT = (
 )
 
 
-def read_config(file: weight_files.WeightFile) -> Config:
+def read_config(file: weight_files.WeightFile, origin: dict) -> Config:
     """Returns the settings that the run or the export recorded for the weights in a file.
 
     Settings of the network that were not recorded, except for the image size, are inferred from
     its variables.
 
+    Args:
+      file: the weights.
+      origin: result of `read_origin`.
+
     Raises:
       UserError: the recorded settings are invalid, or this program does not support the encoder.
     """
-    origin = read_origin(file)
     recorded = dict(origin.get("flags", {}))
     names = ("image_size", "eval_center_crop", "eval_resize")
     recorded.update({name: origin[name] for name in names if name in origin})
@@ -69,7 +72,8 @@ def network_flags(file: weight_files.WeightFile, with_head_input: bool = False) 
     `image_size`. The same applies to `ft_proj_selector`, the input of the linear head, if
     `with_head_input` is set; it may also be found in the weights.
     """
-    config, origin = read_config(file), read_origin(file)
+    origin = read_origin(file)
+    config = read_config(file, origin)
     names = {*settings_with("network")} - {"lineareval_while_pretraining"}
     flags = {name: getattr(config, name) for name in config.settings() if name in names}
     flags.update(
@@ -127,7 +131,8 @@ def inspect_checkpoint(
       UserError: the weights or the recorded settings are unusable.
     """
     file = weight_files.open_weights(path, flag)
-    origin, config = read_origin(file), read_config(file)
+    origin = read_origin(file)
+    config = read_config(file, origin)
     given = dict(given or {})
     if "ft_proj_selector" not in given:
         found = _head_input(file, origin)

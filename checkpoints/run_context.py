@@ -16,7 +16,7 @@ from sources.source import Source
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-    """What every part of a run needs.
+    """The settings, data, strategy and locks of a run.
 
     Attributes:
       config: settings, completed for the data and the run directory.

@@ -19,7 +19,8 @@ def describe(path: str) -> str:
       UserError: the weights cannot be loaded.
     """
     file = weight_files.open_weights(path, "PATH")
-    config, classes = inspection.read_config(file), file.num_classes
+    config = inspection.read_config(file, inspection.read_origin(file))
+    classes = file.num_classes
     encoder = restoring.split_by_part(file.shapes)["encoder"]
     weights = sum(map(math.prod, encoder.values())) / 1e6
     layers = {"nonlinear": f"{config.num_proj_layers} layers"}.get(

@@ -275,6 +275,8 @@ def write_page(
         seed=seed,
         threshold=threshold,
         neighbors=neighbors,
+        num_neighbors=_NUM_NEIGHBORS,
+        max_pairs=_NUM_PAIRS,
         queries=dict.fromkeys([*queries, *chosen]),
         given_queries=queries,
         pixel_neighbors=_pixel_neighbors(on_map_images, chosen[:_NUM_PIXEL_QUERIES]),
@@ -290,7 +292,7 @@ def write_page(
         num_clusters=num_clusters,
         map=_map(images, vectors, clusters, on_map, seed),
         map_thumbnails=[*map(thumbnails.encode, on_map_images.values())],
-        classes=_classes(images.classes, neighbors) if images.classes else None,
+        classes=images.classes and _classes(images.classes, neighbors),
     )
     page["thumbnails"] = encoded = collections.defaultdict(str)
     _render(page)  # This adds the rows of the images that the page shows to `encoded`.

@@ -226,8 +226,8 @@ def compiles_step(jit_compile: bool | None, strategy: tf.distribute.Strategy) ->
     """Returns whether XLA compiles a whole training step: by default, on a single GPU.
 
     On several GPUs, the step contains communication, and users of TensorFlow report that such
-    programs may hang. `replicas.compiled_on_gpus` is used there instead. With `--deterministic`, the default
-    is not to compile, because XLA may choose kernels by measuring them.
+    programs may hang. `replicas.compiled_on_gpus` is used there instead. With `--deterministic`, the
+    default is not to compile, because XLA may choose kernels by measuring them.
     """
     if jit_compile is None:
         is_deterministic = framework_config.is_op_determinism_enabled()

@@ -39,9 +39,8 @@ def _showing_output_of_failures() -> Iterator[None]:
     its log level.
     """
     sys.stderr.flush()
-    stderr, has_handler = os.dup(2), faulthandler.is_enabled()
-    if not has_handler:
-        faulthandler.enable(stderr)  # names the signal if a library kills the process
+    stderr = os.dup(2)
+    faulthandler.enable(stderr)  # names the signal if a library kills the process
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), 2)
         try:
@@ -52,8 +51,7 @@ def _showing_output_of_failures() -> Iterator[None]:
             raise
         finally:
             os.dup2(stderr, 2)
-            if not has_handler:
-                faulthandler.enable(2)
+            faulthandler.enable(2)
             os.close(stderr)
 
 

@@ -56,7 +56,7 @@ def add_average(patch):
 
 
 def kill_after(patch, step):
-    """Ends the process of the next run, as far as its files are concerned, after `step` steps."""
+    """Interrupts the next run after `step` steps, without saving, as if its process had been killed."""
     update = training_log.TrainingLog.update
 
     def stop(log, now, *args):

@@ -66,7 +66,7 @@ def weights_file(directory, shapes, suffix, extra=(), compute=golden.computed_we
 def assert_is_inferred(name, path):
     """Asserts that the settings of a network with 10 classes are inferred from its file. `name` contains them."""
     expected, file = config_of(name), weight_files.open_weights(path)
-    config = inspection.read_config(file)
+    config = inspection.read_config(file, {})
     assert file.num_classes == 10 and config.cifar_stem == expected.cifar_stem
     # The file shows the kind of the stem, but not the image size.
     assert config.replace(image_size=expected.image_size, stem=expected.stem) == expected

@@ -288,7 +288,7 @@ def save_stock(directory, tensors):
 def test_stock_network_is_loaded_with_its_classifier(depth, tmp_path):
     tensors, images = stock_tensors(depth), random_images(32)
     path = save_stock(tmp_path, tensors)
-    config = inspection.read_config(weight_files.open_weights(path))
+    config = inspection.read_config(weight_files.open_weights(path), {})
     actual = config.resnet_depth, config.stem_name, config.proj_head_mode
     assert actual == (depth, "imagenet", "none")
     model = model_lib.build_model(config.replace(image_size=32), len(CLASSES))
