@@ -136,40 +136,29 @@ def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[C
 
 
 class Inputs(NamedTuple):
-    """Inputs of `complete`, in addition to the settings."""
+    """Inputs of `complete`, in addition to the settings.
 
-    source: Source
-    given: Collection[str]
-    recorded: Recorded
-    new_seed: int
-    replicas: int
-
-
-def complete(
-    config: Config,
-    source: Source,
-    given: Collection[str],
-    recorded: Recorded,
-    new_seed: int,
-    replicas: int = 1,
-) -> tuple[Config, list[str]]:
-    """Completes splits, batch size, training length, linear head and seed.
-
-    Args:
-      config: settings.
+    Attributes:
       source: the data set.
       given: names of the settings that the user set.
       recorded: what the run or the checkpoint recorded. A resumed run keeps its choices.
       new_seed: seed of a new training run.
       replicas: number of replicas, by which the batch size is divisible.
-
-    Returns:
-      The new settings, and lines to log.
-
-    Raises:
-      UserError: the seed of a run with checkpoints is unknown.
     """
-    inputs, lines = Inputs(source, given, recorded, new_seed, replicas), []
+
+    source: Source
+    given: Collection[str]
+    recorded: Recorded
+    new_seed: int
+    replicas: int = 1
+
+
+def complete(config: Config, inputs: Inputs) -> tuple[Config, list[str]]:
+    """Completes splits, batch size, training length, linear head and seed. Returns the settings, and lines to log.
+
+    Raises `UserError` if the seed of a run with checkpoints is unknown.
+    """
+    lines: list[str] = []
     for stage in stages(config).complete:
         config, new_lines = stage(config, inputs)
         lines += new_lines

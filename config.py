@@ -1453,18 +1453,12 @@ def define_flags(flag_values: flags.FlagValues) -> None:
             for type_ in typing.get_args(types[field.name]) or (types[field.name],)
             if type_ is not type(None)
         )
+        define: Any = _DEFINE[flag_type]
+        arguments: list[Any] = [field.name, field.default, field.metadata["help"]]
         if field.metadata["choices"] and flag_type is str:
-            flags.DEFINE_enum(
-                field.name,
-                field.default,
-                field.metadata["choices"],
-                field.metadata["help"],
-                flag_values=flag_values,
-            )
-        else:
-            _DEFINE[flag_type](
-                field.name, field.default, field.metadata["help"], flag_values=flag_values
-            )
+            define = flags.DEFINE_enum
+            arguments.insert(2, field.metadata["choices"])
+        define(*arguments, flag_values=flag_values)
     for name in _IGNORED_FLAGS:
         flags.DEFINE_string(name, None, "No effect.", flag_values=flag_values)
 
@@ -1513,11 +1507,7 @@ def parse_settings(text: str, flag: str = "--flags") -> dict:
             f"{flag}={text}: invalid quoting ({first_line(error)}). Correct the quotes."
         ) from error
     values = _parse(arguments, flag)
-    return {
-        field.name: values[field.name].value
-        for field in dataclasses.fields(Config)
-        if values[field.name].present
-    }
+    return {name: values[name].value for name in given_flags(values)}
 
 
 # remedy -> flags of similar programs, and values for which there is another flag or name

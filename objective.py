@@ -47,11 +47,17 @@ def add_contrastive_loss(
       labels: [n, 2N] one-hot; the positive for row i is in column i + r, where r is this replica's
         row offset.
     """
+    return compare_views(*_gather_views(hidden, hidden_norm, strategy), temperature=temperature)
+
+
+def _gather_views(
+    hidden: tf.Tensor, hidden_norm: bool, strategy: tf.distribute.Strategy | None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Prepares projections and gathers those of all replicas. Returns the first arguments of `compare_views`."""
     z_a, z_b = tf.split(prepare_projections(hidden, hidden_norm), 2, 0)
-    all_z_a, all_z_b = replicas.gather_all([z_a, z_b], strategy)
     n = tf.shape(z_a)[0]
     positives = tf.range(n) + replicas.row_offset(n, strategy)
-    return compare_views(z_a, z_b, all_z_a, all_z_b, positives, temperature)
+    return z_a, z_b, *replicas.gather_all([z_a, z_b], strategy), positives
 
 
 def compare_views(
@@ -257,10 +263,9 @@ def add_alternative_contrastive_loss(
       labels: [n, N] one-hot; the positive for row i is in column i + r, where r is this replica's
         row offset.
     """
-    z_a, z_b = tf.split(prepare_projections(hidden, hidden_norm), 2, 0)
-    all_z_a, all_z_b = replicas.gather_all([z_a, z_b], strategy)
-    n, total = tf.shape(z_a)[0], tf.shape(all_z_a)[0]
-    labels = tf.one_hot(tf.range(n) + replicas.row_offset(n, strategy), total, dtype=z_a.dtype)
+    z_a, z_b, all_z_a, all_z_b, positives = _gather_views(hidden, hidden_norm, strategy)
+    total = tf.shape(all_z_a)[0]
+    labels = tf.one_hot(positives, total, dtype=z_a.dtype)
     negatives = tf.tile(labels == 0, [1, 1 if cross_view_only else 2])
     loss_function, parameter = {
         "nt_xent": (nt_xent, temperature),

@@ -356,7 +356,19 @@ class ResNet(keras.layers.Layer):
         global_bn: bool = True,
         **kwargs: Any,
     ):
-        """Creates the network; see `resnet`. `blocks` contains the number of blocks in each of the four groups."""
+        """Creates the network; see `resnet` for a constructor by depth.
+
+        Args:
+          bottleneck: whether the blocks are bottlenecks.
+          blocks: number of blocks in each of the four groups.
+          width_multiplier, cifar_stem: see `resnet`.
+          sk_ratio: if above 0, enables selective kernels (bottleneck blocks only) and ResNet-D's
+            shortcuts and stem.
+          se_ratio: if above 0, enables squeeze-and-excitation.
+          batch_norm_decay: decay of the moving statistics.
+          global_bn: whether batch norm uses global batch statistics in training.
+          **kwargs: arguments for the base class.
+        """
         super().__init__(**kwargs)
         norm = functools.partial(BatchNorm, momentum=batch_norm_decay, across_replicas=global_bn)
         block_class = BottleneckBlock if bottleneck else ResidualBlock
@@ -409,14 +421,7 @@ class ResNet(keras.layers.Layer):
 
 
 def resnet(
-    resnet_depth: int,
-    width_multiplier: int = 1,
-    cifar_stem: bool = False,
-    *,
-    sk_ratio: float = 0.0,
-    se_ratio: float = 0.0,
-    batch_norm_decay: float = 0.9,
-    global_bn: bool = True,
+    resnet_depth: int, width_multiplier: int = 1, cifar_stem: bool = False, **settings: Any
 ) -> ResNet:
     """Creates a `ResNet`.
 
@@ -425,20 +430,6 @@ def resnet(
       width_multiplier: integer, at least 1.
       cifar_stem: if True, replaces the stride-2 7x7 convolution and the max pooling with a stride-1
         3x3 convolution.
-      sk_ratio: if above 0, enables selective kernels (bottleneck blocks only) and ResNet-D's
-        shortcuts and stem.
-      se_ratio: if above 0, enables squeeze-and-excitation.
-      batch_norm_decay: decay of the moving statistics.
-      global_bn: whether batch norm uses global batch statistics in training.
+      **settings: further arguments of `ResNet`, such as `sk_ratio`.
     """
-    bottleneck, blocks = DEPTHS[resnet_depth]
-    return ResNet(
-        bottleneck,
-        blocks,
-        width_multiplier,
-        cifar_stem,
-        sk_ratio,
-        se_ratio,
-        batch_norm_decay,
-        global_bn,
-    )
+    return ResNet(*DEPTHS[resnet_depth], width_multiplier, cifar_stem, **settings)

@@ -104,8 +104,8 @@ def prepare(
     if config.weights_flag == "teacher":
         lines += checks.adopt_classes(config, source, recorded)
     new_seed = random.SystemRandom().randrange(2**31)
-    replicas = strategy.num_replicas_in_sync
-    config, more_lines = checks.complete(config, source, given, recorded, new_seed, replicas)
+    inputs = checks.Inputs(source, given, recorded, new_seed, strategy.num_replicas_in_sync)
+    config, more_lines = checks.complete(config, inputs)
     source.conversion = config.conversion  # --white_level=auto is now known.
     console.log_lines(lines + more_lines)
     is_chief = devices.is_chief(strategy)
@@ -192,7 +192,11 @@ def evaluate_run(context: RunContext) -> None:
     """
     config, settings = context.config, context.recorded.settings
     if config.checkpoint in (None, settings.get("checkpoint")):
-        last_step = config.train_steps or _count_steps(context)
+        last_step = config.train_steps
+        if not last_step:
+            split = settings.get("train_split", config.train_split)
+            num_examples = datasets.check_split(context.source, "train_split", split)
+            last_step = model_lib.count_steps(config, num_examples).train
         context = context.replace(config=config.replace(checkpoint=None))
         directory = evaluate.results_dir(config)
         export = functools.partial(saving.export_to_model_dir, context.config, directory)
@@ -211,13 +215,6 @@ def evaluate_run(context: RunContext) -> None:
             f" those of the run in {config.model_dir})"
         )
     evaluate.evaluate_weights(context.replace(config=config))
-
-
-def _count_steps(context: RunContext) -> int:
-    """Returns the last step of a run, computed from the settings for the training length."""
-    split = context.recorded.settings.get("train_split", context.config.train_split)
-    num_examples = datasets.check_split(context.source, "train_split", split)
-    return model_lib.count_steps(context.config, num_examples).train
 
 
 def _finish(

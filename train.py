@@ -557,9 +557,7 @@ def train(context: RunContext) -> TrainingResult:
     steps = model_lib.count_steps(config, num_examples)
     with contextlib.ExitStack() as stack:
         directory = config.model_dir
-        if (
-            not is_chief
-        ):  # All workers must take part in saving, but only the chief's files are kept.
+        if not is_chief:  # All workers take part in saving, but only the chief's files are kept.
             directory = stack.enter_context(tempfile.TemporaryDirectory())
         state = build_training_state(context, directory)
         checkpoints, teacher = _Checkpoints(config, state, steps), None

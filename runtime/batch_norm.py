@@ -94,7 +94,9 @@ class BatchNorm(keras.layers.Layer):
         """
         beta = tf.zeros_like(self.gamma) if self.beta is None else self.beta
         uses_batch = training and self.trainable
-        if uses_batch and self._synchronizes():
+        context = tf.distribute.get_replica_context()
+        is_shared = self.across_replicas and context and context.num_replicas_in_sync > 1
+        if uses_batch and is_shared:
             gamma, beta = map(tf.convert_to_tensor, (self.gamma, beta))
             outputs, *moments = synchronized_batch_norm(inputs, gamma, beta, self.epsilon, relu)
         else:
@@ -121,10 +123,6 @@ class BatchNorm(keras.layers.Layer):
         )
         scale = self.gamma * tf.math.rsqrt(moments[1] + self.epsilon)
         return _scale_and_shift(inputs, scale, beta - moments[0] * scale), *moments
-
-    def _synchronizes(self) -> bool:
-        context = tf.distribute.get_replica_context()
-        return self.across_replicas and context is not None and context.num_replicas_in_sync > 1
 
     def _fused(self, inputs: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Runs TensorFlow's fused kernel and returns the outputs, the mean and the biased variance."""

@@ -104,7 +104,11 @@ def _tpu_strategy(
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
             tpu=address, zone=tpu_zone, project=gcp_project
         )
-        _check_reachable(resolver.master())
+        if (master := resolver.master()).startswith("grpc://"):
+            # If nothing is listening, TensorFlow would wait forever.
+            host, _, port = master.removeprefix("grpc://").partition(":")
+            probe = socket.create_connection((host, int(port or _TPU_PORT)), _TPU_SECONDS)
+            probe.close()
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
@@ -144,13 +148,6 @@ def _list_devices() -> str:
     return "\n  ".join(
         [f"a process that listed the devices ended with {outcome}:", *list(lines)[-_LISTED_LINES:]]
     )
-
-
-def _check_reachable(address: str) -> None:
-    """Raises OSError if nothing is listening on grpc://host:port. Without this check, TensorFlow would wait forever."""
-    if address.startswith("grpc://"):
-        host, _, port = address[len("grpc://") :].partition(":")
-        socket.create_connection((host, int(port or _TPU_PORT)), timeout=_TPU_SECONDS).close()
 
 
 def has_gpu() -> bool:

@@ -152,14 +152,16 @@ def test_batch_size_and_length_are_derived_from_the_number_of_images():
         (10_000, 3, 1, 513),
     ):
         source = _Images(count)
-        completed, _ = checks.complete(config, source, [], Recorded(), 1, replicas)
+        completed, _ = checks.complete(config, checks.Inputs(source, [], Recorded(), 1, replicas))
         assert (completed.train_split, completed.eval_split) == datasets.HELD_OUT_SPLITS[splits]
         images = source.num_examples(completed.train_split)
         assert completed.train_batch_size == batch, count
         assert completed.train_epochs == max(100, math.ceil(64_000 / images))
         # A resumed run keeps the choice, also if there are more images.
         recorded = Recorded(settings=completed.settings(), has_checkpoints=True)
-        resumed, _ = checks.complete(config, _Images(5 * count), [], recorded, 2, replicas)
+        resumed, _ = checks.complete(
+            config, checks.Inputs(_Images(5 * count), [], recorded, 2, replicas)
+        )
         assert resumed == completed
 
 
@@ -167,7 +169,7 @@ def test_only_labeled_images_count_if_training_needs_labels():
     examples = np.arange(90), np.repeat([0, 1, -1], 30)
     source = digits.IndexedSource("images", {"train": examples}, ["a", "b"], None)
     config = Config(train_mode="supervised", train_batch_size=0, train_epochs=0, label_fraction=0.5)
-    completed, _ = checks.complete(config, source, [], Recorded(), 1)
+    completed, _ = checks.complete(config, checks.Inputs(source, [], Recorded(), 1))
     assert completed.train_epochs == math.ceil(64_000 / 30)
 
 
@@ -201,6 +203,6 @@ def test_evaluations_with_derived_sizes_use_the_length_of_the_run():
     config, _ = checks.adopt(config, ["train_batch_size", "train_epochs"], recorded)
     assert config.train_steps == 500
     # There are more images than at the start of the run.
-    config, lines = checks.complete(config, _Images(2000), [], recorded, 1)
+    config, lines = checks.complete(config, checks.Inputs(_Images(2000), [], recorded, 1))
     assert (config.train_split, config.eval_split) == datasets.HELD_OUT_SPLITS[0]
     assert not any("train_batch_size" in line for line in lines)

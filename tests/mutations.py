@@ -203,8 +203,8 @@ MUTATIONS = (
     Mutation(
         "batch norm is computed per replica",
         "runtime/batch_norm.py",
-        "return self.across_replicas and context is not None and context.num_replicas_in_sync > 1",
-        "return False",
+        "is_shared = self.across_replicas and context and context.num_replicas_in_sync > 1",
+        "is_shared = False",
         _REPLICAS,
     ),
     Mutation(

@@ -491,7 +491,9 @@ def test_eval_steps_limits_only_the_evaluation_split(num_replicas, two_replicas)
 def complete(config, given=()):
     """Returns the completed settings, and the logged lines as text."""
     source = datasets.open_source(config.dataset)
-    config, lines = checks.complete(config, source, given, inspection.read_recorded(config), 5)
+    config, lines = checks.complete(
+        config, checks.Inputs(source, given, inspection.read_recorded(config), 5)
+    )
     return config, "\n".join(lines)
 
 

@@ -149,7 +149,7 @@ def evaluation_context(**settings):
     recorded = inspection.read_recorded(config)
     config, _ = checks.adopt(config, ["dataset"], recorded)
     source = datasets.open_configured(config)
-    config, _ = checks.complete(config, source, ["dataset"], recorded, 1)
+    config, _ = checks.complete(config, checks.Inputs(source, ["dataset"], recorded, 1))
     return runs.make_context(config, source).replace(recorded=recorded)
 
 
