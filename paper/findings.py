@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Collection, Iterable
 
 import numpy as np
@@ -10,7 +11,6 @@ import pandas as pd
 from scipy import stats
 
 from paper import studies
-from transfer import tasks
 
 LEVEL = 0.95  # Level of the confidence intervals.
 # In points. For `not replicated`, the interval must exclude improvements of this size or more.
@@ -56,6 +56,7 @@ class Finding:
     scale: int = 1
 
 
+_TABLE = pathlib.Path(__file__).with_suffix(".csv")
 _ON_PROJECTION = ", g(h)"
 # metric -> ending of the runs' names -> (column, the paper's metric)
 _COLUMNS: dict[str, dict[str, tuple[str, str | None]]] = {
@@ -64,226 +65,19 @@ _COLUMNS: dict[str, dict[str, tuple[str, str | None]]] = {
     "probe accuracy": {"": ("h", "h"), _ON_PROJECTION: ("g(h)", "g(h)")},
 }
 
-FINDINGS = {
-    "pairs": (
-        Finding(
-            "crop combined with color is better than any single transformation",
-            ("crop color", "color crop"),
-            ("crop crop", "color color", "sobel sobel"),
-        ),
-        Finding(
-            "crop combined with color is better than crop alone",
-            ("crop color", "color crop"),
-            ("crop crop",),
-        ),
-        Finding(
-            "crop combined with color is better than other pairs",
-            ("crop color", "color crop"),
-            ("crop sobel", "sobel crop", "color sobel", "sobel color"),
-        ),
-        Finding(
-            "with a single transformation, the contrastive task is easier",
-            ("crop crop", "color color", "sobel sobel"),
-            ("crop color", "color crop"),
-            "contrastive accuracy",
-        ),
-    ),
-    "color": (
-        Finding("strength 1/2 is better than 1/8", ("1/2",), ("1/8",)),
-        Finding("strength 1 is better than 1/8", ("1",), ("1/8",)),
-        Finding("strength 1 is better than 1/2", ("1",), ("1/2",)),
-        Finding("blur helps at strength 1", ("1 + blur",), ("1",)),
-        Finding(
-            "color distortion of strength 1 is better than AutoAugment", ("1",), ("AutoAugment",)
-        ),
-    ),
-    "color_supervised": (
-        Finding("strength 1/8 is better than 1/2", ("1/8",), ("1/2",)),
-        Finding("strength 1/8 is better than strength 1 with blur", ("1/8",), ("1 + blur",)),
-        Finding("AutoAugment is better than strength 1 with blur", ("AutoAugment",), ("1 + blur",)),
-    ),
-    "flip": (Finding("flips help", ("with",), ("without",)),),
-    "broader": (Finding("broader augmentation helps", ("broader (1x)",), ("simclr (1x)",)),),
-    "losses": (
-        Finding(
-            "NT-Xent is better than the other losses without mining",
-            ("NT-Xent",),
-            ("margin", "NT-Logistic"),
-        ),
-        Finding(
-            "NT-Xent is better than the other losses with semi-hard negatives",
-            ("NT-Xent",),
-            ("margin, semi-hard", "NT-Logistic, semi-hard"),
-        ),
-        Finding("semi-hard negatives help the margin loss", ("margin, semi-hard",), ("margin",)),
-        Finding(
-            "semi-hard negatives help NT-Logistic", ("NT-Logistic, semi-hard",), ("NT-Logistic",)
-        ),
-    ),
-    "temperature": (
-        Finding("temperature 0.1 is better than 0.05", ("l2 norm, 0.1",), ("l2 norm, 0.05",)),
-        Finding("temperature 0.1 is better than 0.5", ("l2 norm, 0.1",), ("l2 norm, 0.5",)),
-        Finding("temperature 0.1 is better than 1", ("l2 norm, 0.1",), ("l2 norm, 1",)),
-        Finding(
-            "l2 normalization (temperature 0.1) improves accuracy",
-            ("l2 norm, 0.1",),
-            ("no norm, 10", "no norm, 100"),
-        ),
-        Finding(
-            "contrastive accuracy is higher without normalization than with it (temperature 0.1)",
-            ("no norm, 10", "no norm, 100"),
-            ("l2 norm, 0.1",),
-            "contrastive accuracy",
-        ),
-    ),
-    "heads": (
-        Finding(
-            "a nonlinear head is better than a linear one",
-            ("nonlinear 128",),
-            ("linear 128",),
-            stated="+3",
-        ),
-        Finding(
-            "a nonlinear head is better than none", ("nonlinear 128",), ("none",), stated="> 10"
-        ),
-        Finding(
-            "h is better than g(h) with a nonlinear head",
-            ("nonlinear 32", "nonlinear 128"),
-            ("nonlinear 32, g(h)", "nonlinear 128, g(h)"),
-            stated="> 10",
-        ),
-        Finding(
-            "the output dimension of a nonlinear head (128 or 32) does not matter",
-            ("nonlinear 128",),
-            ("nonlinear 32",),
-            is_equality=True,
-        ),
-        Finding(
-            "the output dimension of a linear head (512 or 128) does not matter",
-            ("linear 512",),
-            ("linear 128",),
-            is_equality=True,
-        ),
-    ),
-    "probes": tuple(
-        Finding(
-            f"{text} is predicted better from h than from g(h)",
-            (run,),
-            (f"{run}, g(h)",),
-            "probe accuracy",
-        )
-        for run, text in (
-            ("color", "removal of color"),
-            ("rotation", "rotation"),
-            ("sobel", "Sobel filtering"),
-        )
-    ),
-    "batches": (
-        Finding(
-            "longer training is better (four times as many epochs)",
-            ("sqrt 512, 400 epochs", "sqrt 2048, 400 epochs"),
-            ("sqrt 512, 100 epochs", "sqrt 2048, 100 epochs"),
-        ),
-        Finding(
-            "larger batches are better when training is short (linear scaling)",
-            ("linear 2048, 100 epochs",),
-            ("linear 512, 100 epochs",),
-        ),
-        Finding(
-            "larger batches are better when training is short (square-root scaling)",
-            ("sqrt 2048, 100 epochs",),
-            ("sqrt 512, 100 epochs",),
-        ),
-        Finding(
-            "longer training reduces the difference between batch sizes (linear scaling)",
-            ("linear 2048, 100 epochs", "linear 512, 400 epochs"),
-            ("linear 512, 100 epochs", "linear 2048, 400 epochs"),
-            scale=2,
-        ),
-        Finding(
-            "square-root scaling helps with small batches",
-            ("sqrt 512, 100 epochs",),
-            ("linear 512, 100 epochs",),
-        ),
-    ),
-    "networks": (
-        Finding("doubling the width helps", ("ResNet-10 (2x)",), ("ResNet-10 (1x)",)),
-        Finding("a deeper network is better", ("ResNet-18 (1x)",), ("ResNet-10 (1x)",)),
-        *(
-            Finding(
-                f"the gap to supervised training is larger for {small} than for {large}",
-                (f"supervised {small}", large),
-                (small, f"supervised {large}"),
-                scale=2,
-            )
-            for small, large in (
-                ("ResNet-10 (1x)", "ResNet-10 (2x)"),
-                ("ResNet-50 (1x)", "ResNet-50 (4x)"),
-            )
-        ),
-    ),
-    "cifar_temperature": (
-        Finding(
-            "temperature 0.5 is better than 0.1",
-            ("temperature 0.5, batch 1024", "temperature 0.5, batch 2048"),
-            ("temperature 0.1, batch 1024", "temperature 0.1, batch 2048"),
-        ),
-    ),
-    "lengths": (
-        Finding("longer training is better", ("400 epochs",), ("100 epochs",)),
-        Finding(
-            "batches above 8192 do not help",
-            ("batch 16384, 400 epochs", "batch 32768, 400 epochs"),
-            ("batch 8192, 400 epochs",),
-            is_equality=True,
-        ),
-    ),
-    "few_labels": tuple(
-        Finding(
-            f"fine-tuning on {labels} of the labels is better than training from scratch",
-            (f"ResNet-50 (1x), {labels}",),
-            (f"from scratch, ResNet-50 (1x), {labels}",),
-        )
-        for labels in ("1 %", "10 %")
-    ),
-    "distillation": (
-        *(
-            Finding(
-                f"self-distillation improves a network that was fine-tuned on {labels} of the labels",
-                (f"self-distilled, {labels}",),
-                (f"fine-tuned, {labels}",),
-            )
-            for labels in ("1 %", "10 %")
-        ),
-        *(
-            Finding(
-                f"a smaller student is as good as its teacher ({labels} of the labels)",
-                (f"smaller student, {labels}",),
-                (f"self-distilled, {labels}",),
-                is_equality=True,
-            )
-            for labels in ("1 %", "10 %")
-        ),
-    ),
-    "few_labels_lengths": (
-        Finding(
-            "longer training helps more with 1 % of the labels than with 10 %",
-            ("400 epochs, 1 %", "100 epochs, 10 %"),
-            ("100 epochs, 1 %", "400 epochs, 10 %"),
-            scale=2,
-        ),
-    ),
-    **{
-        name: (
-            Finding(
-                "in linear evaluation, longer supervised training with more augmentation is better",
-                tuple(f"linear, supervised, {task}" for task in tasks.TASKS),
-                tuple(f"linear, supervised for 90 epochs, {task}" for task in tasks.TASKS),
-            ),
-        )
-        for name in ("transfer", "transfer_1x")
-    },
-}
+
+def _read_findings() -> dict[str, list[Finding]]:
+    """Reads findings.csv. Returns a dict mapping studies to findings. Names of runs are separated by semicolons."""
+    findings: dict[str, list[Finding]] = {}
+    table = pd.read_csv(_TABLE, dtype=str, keep_default_na=False)
+    for study, text, higher, lower, metric, is_equality, stated, scale in table.itertuples(False):
+        runs = tuple(higher.split("; ")), tuple(lower.split("; "))
+        finding = Finding(text, *runs, metric, bool(is_equality), stated, int(scale or 1))
+        findings.setdefault(study, []).append(finding)
+    return findings
+
+
+FINDINGS = _read_findings()
 
 
 # ------------------------------------------------------------------------------------------------------- statistics

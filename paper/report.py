@@ -152,7 +152,7 @@ def overview(tables: dict[str, pd.DataFrame], scale: str) -> list[str]:
         "### Findings",
         _markdown(pd.DataFrame(lines)),
         f"This report contains intervals for {counts.total()} of the {total} findings in"
-        f" paper/findings.py: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}."
+        f" paper/findings.csv: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}."
         f" After Holm's correction for multiple comparisons, {findings.count_after_holm(compared)}"
         " of the replicated differences remain significant.",
     ]
