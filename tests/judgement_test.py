@@ -169,8 +169,8 @@ def test_only_labeled_images_count_if_training_needs_labels():
     examples = np.arange(90), np.repeat([0, 1, -1], 30)
     source = digits.IndexedSource("images", {"train": examples}, ["a", "b"], None)
     config = Config(train_mode="supervised", train_batch_size=0, train_epochs=0, label_fraction=0.5)
-    completed, _ = checks.complete(config, checks.Inputs(source, [], Recorded(), 1))
-    assert completed.train_epochs == math.ceil(64_000 / 30)
+    config, _ = checks.complete(config, checks.Inputs(source, [], Recorded(), 1))
+    assert config.train_epochs == math.ceil(64_000 / 30)
 
 
 @pytest.mark.parametrize(
@@ -196,9 +196,11 @@ def test_folders_that_are_probably_not_classes_are_reported(
 
 
 def test_evaluations_with_derived_sizes_use_the_length_of_the_run():
-    flags = "--train_steps=500 --train_batch_size=32 --train_epochs=100"
-    flags += " --train_split=train[:80%] --eval_split=train[80%:]"
-    recorded = Recorded(settings=parse_settings(flags), last_step=500)
+    settings = parse_settings(
+        "--train_steps=500 --train_batch_size=32 --train_epochs=100 --train_split=train[:80%]"
+        " --eval_split=train[80%:]"
+    )
+    recorded = Recorded(settings=settings, last_step=500)
     config = Config(mode="eval", train_batch_size=0, train_epochs=0)
     config, _ = checks.adopt(config, ["train_batch_size", "train_epochs"], recorded)
     assert config.train_steps == 500
