@@ -218,7 +218,7 @@ def _length(config: Config, inputs: Inputs) -> tuple[Config, list[str]]:
         return config, []
     source, replicas, settings = inputs.source, inputs.replicas, inputs.recorded.settings
     count = datasets.check_split(source, "train_split", config.train_split)
-    if config.needs_labels:
+    if config.drops_unlabeled:
         # For multi-label data, the counts are those of labels rather than of labeled images.
         counts = {} if source.multi_label else source.class_counts(config.train_split)
         count = sum(counts.values()) or count

@@ -949,14 +949,14 @@ class Config:
         return self.train_mode in ("pretrain", "supervised")
 
     @property
-    def needs_labels(self) -> bool:
+    def drops_unlabeled(self) -> bool:
         """Returns whether only images with a label are used for training."""
         return self.train_mode in ("finetune", "supervised")
 
     @property
     def trains_on_labels(self) -> bool:
         """Returns whether labels are used for training. Distillation also uses images without a label."""
-        return self.needs_labels or self.distill_alpha < 1
+        return self.drops_unlabeled or self.distill_alpha < 1
 
     @property
     def weights_flag(self) -> str:

@@ -74,7 +74,7 @@ def select_labels(config: Config, source: Source) -> Source:
     Raises:
       UserError: the training split has too few labeled examples.
     """
-    if config.label_fraction == 1 or config.needs_labels:
+    if config.label_fraction == 1 or config.drops_unlabeled:
         return source
     labeled_source = copy.copy(source)
     if config.trains_on_labels:  # In distillation, the other labels are already hidden.
@@ -263,12 +263,15 @@ class Evaluator(contextlib.ExitStack):
         record = computed_from.describe(
             self._config, self._source, weights, step, self._context.trained_examples
         )
-        results = self._read_results(step, record)
-        missing = self._missing_protocols(results)
-        record["eval_protocol"] = self._protocols_of_results(results, missing)
+        config = self._config
+        results, recorded = self._read_results(step, record)
+        missing = self._missing_protocols(results, recorded)
+        names = dict.fromkeys([*recorded, *config.eval_protocols])
+        if "contrastive" in missing and "contrastive" not in config.eval_protocols:
+            names.pop("contrastive", None)  # It uses only some of the images.
+        record["eval_protocol"] = ",".join(names)
         results.update({"global_step": step, computed_from.KEY: record})
         if complete:
-            config = self._config
             decay = model_lib.add_weight_decay(self._model, config.weight_decay, config.optimizer)
             results[REGULARIZATION] = float(decay)
         try:
@@ -282,10 +285,10 @@ class Evaluator(contextlib.ExitStack):
             raise
         if self._is_chief:
             self._check()
-            write_results(results_dir(self._config), step, results)
+            write_results(results_dir(config), step, results)
             scalars = {key: value for key, value in results.items() if isinstance(value, float)}
             storage.write_scalars(self._writer, step, scalars)
-        if self._config.keep_best:
+        if config.keep_best:
             own = (None, *self._protocol_names)  # without results of earlier protocols
             own_results = {
                 name: value for name, value in results.items() if _PROTOCOL_OF.get(name) in own
@@ -313,44 +316,35 @@ class Evaluator(contextlib.ExitStack):
         """Returns the path of a file or directory with results."""
         return os.path.join(results_dir(self._config), name)
 
-    def _read_results(self, step: int, record: dict) -> dict[str, Any]:
-        """Returns earlier results of the same weights, data and settings with their record, if there are any."""
-        results = {}
+    def _read_results(self, step: int, record: dict) -> tuple[dict[str, Any], list[str]]:
+        """Returns earlier results of the same weights, data and settings, and their protocols. Both may be empty."""
         if self._is_chief:
             results = storage.read_json(self._path(f"result_{step}.json")) or {}
-        earlier = results.get(computed_from.KEY, {})
-        if {**earlier, "eval_protocol": self._config.eval_protocol} == record:
-            return results
-        return {computed_from.KEY: {"eval_protocol": ""}}
+            earlier = results.get(computed_from.KEY, {})
+            if {**earlier, "eval_protocol": record["eval_protocol"]} == record:
+                return results, earlier["eval_protocol"].split(",")
+        return {}, []
 
-    def _protocols_of_results(self, results: dict[str, Any], missing: set[str]) -> str:
-        """Returns the names of earlier protocols and of those in `eval_protocol`, for the record."""
-        earlier = results[computed_from.KEY]["eval_protocol"].split(",")
-        sampled = {"contrastive"} & missing - set(self._config.eval_protocols)
-        names = dict.fromkeys([*earlier, *self._config.eval_protocols])
-        return ",".join(name for name in names if name and name not in sampled)
-
-    def _missing_protocols(self, results: dict[str, Any]) -> set[str]:
-        """Returns the protocols to run.
+    def _missing_protocols(self, results: dict[str, Any], recorded: list[str]) -> set[str]:
+        """Returns the protocols to run, given the result of `_read_results`.
 
         Only when training that was stopped during its evaluation resumes, protocols whose results
         are complete are not repeated.
         """
         config, names = self._config, self._protocol_names
         reuses = config.mode == "train_then_eval" and not config.allow_flag_changes
-        done = [int(reuses and self._is_complete(name, results)) for name in names]
+        done = [int(reuses and self._is_complete(name, results, recorded)) for name in names]
         done = workers.gather_integers(done, self._strategy).max(0)  # those of the chief
         return {name for name, is_done in zip(names, done) if not is_done}
 
-    def _is_complete(self, protocol: str, results: dict[str, Any]) -> bool:
+    def _is_complete(self, protocol: str, results: dict[str, Any], recorded: list[str]) -> bool:
         config = self._config
         if protocol == "linear_head":
             has_accuracy = LINEAR_TOP_1 in results or MEAN_PRECISION in results
             return has_accuracy and not config.save_predictions
         if protocol == "contrastive":
-            earlier = results[computed_from.KEY]["eval_protocol"].split(",")
             is_sampled = "contrastive" not in config.eval_protocols
-            return metrics.CONTRAST_LOSS in results and (is_sampled or "contrastive" in earlier)
+            return metrics.CONTRAST_LOSS in results and (is_sampled or "contrastive" in recorded)
         suffixes = [*self._encoders]
         if config.eval_baselines:
             suffixes += [metrics.UNTRAINED, _RAW]
@@ -420,7 +414,11 @@ class Evaluator(contextlib.ExitStack):
         results, h, z = self._compare_views(self._embed_views)
         self._finite(results, step)
         levels = metrics.chance_levels(self._config, int(results[metrics.CONTRAST_BATCH]))
-        chance = {f"eval/{name}{metrics.CHANCE}": value for name, value in levels.items()}
+        chance = {
+            f"eval/{name}{metrics.CHANCE}": value
+            for name, value in levels.items()
+            if f"eval/{name}" in results
+        }
         return {**results, **self._untrained_contrastive, **chance, **diagnostics.diagnose(h, z)}
 
     @functools.cached_property
@@ -430,6 +428,7 @@ class Evaluator(contextlib.ExitStack):
         return {
             key + metrics.UNTRAINED: results[key]
             for key in (metrics.CONTRAST_LOSS, metrics.CONTRAST_ACCURACY)
+            if key in results
         }
 
     def _compile_views(self, model: keras.Model) -> Callable:

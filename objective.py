@@ -1,7 +1,7 @@
 """Losses: NT-Xent (paper, Eq. 1), the supervised losses, and the other contrastive losses in Table 2.
 
 Notation: n is the number of images on this replica, N is the number across all replicas, and d is
-the dimension of the projections.
+the dimension of the projections. The functions that return losses have the original's names, `add_*`.
 """
 
 from __future__ import annotations

@@ -145,10 +145,10 @@ def _prepare_source(context: RunContext) -> RunContext:
     """
     config, source = context.config, context.source
     image_checks.check_images(config, source, context.strategy)
-    if config.needs_labels and checks.uses_train_split(config):
+    if config.drops_unlabeled and checks.uses_train_split(config):
         source.drop_unlabeled(config.train_split)
     if config.label_fraction < 1 and config.trains_on_labels:
-        hide = not config.needs_labels
+        hide = not config.drops_unlabeled
         source.restrict(config.train_split, config.label_fraction, config.label_seed, hide)
     checks.check_data(context)  # Examples may have been removed.
     context = context.replace(trained_examples=checks.count_trained_examples(context))

@@ -58,7 +58,7 @@ def views(
       images: for each view, [n, h, w, 3] in [0, 1]. With `--augment_on=device`, the crops
         (in `--crop_dtype`).
       config: settings with `seed` set.
-      step: training step, an int or scalar tensor.
+      step: training step or, in an evaluation, index of the batch; an int or scalar tensor.
       seeds: int [n, 2], the seeds of the examples; only with `--augment_on=device`.
       first_row: row of the first image in the global batch.
 
@@ -253,7 +253,7 @@ class Loss(NamedTuple):
     num_views: int | None = 2
 
 
-# The choices of `--contrastive_loss`.
+# Name -> loss. The choices of `--contrastive_loss` in config.py are the same.
 LOSSES = {
     "nt_xent": Loss(nt_xent),
     "nt_logistic": Loss(table_2_loss),

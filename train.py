@@ -142,8 +142,8 @@ class TrainStep:
         terms = {**terms, "weight_decay": decay}
         learning_rate = self.optimizer.learning_rate(self.optimizer.iterations)
         is_finite = all_finite([*terms.values(), *gradients])
-        scale_scalars, is_reducible = self.loss_scale.apply(gradients, variables)
-        is_finite |= all_finite([*terms.values()]) & is_reducible
+        scale_scalars, is_skipped = self.loss_scale.apply_gradients(gradients, variables)
+        is_finite |= all_finite([*terms.values()]) & is_skipped
         scalars = {**terms, **metrics, "total_loss": add(terms.values()), **scale_scalars}
         scalars = {f"train/{name}": value for name, value in scalars.items()}
         scalars.update(learning_rate=learning_rate, is_finite=is_finite)
@@ -178,7 +178,7 @@ class LossScale:
         """Returns the gradients of the loss, given those of the scaled loss."""
         return self._optimizer.get_unscaled_gradients(gradients) if self._is_used else gradients
 
-    def apply(
+    def apply_gradients(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable]
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """Updates the variables.
@@ -598,6 +598,8 @@ def _loop(
 ) -> None:
     """Runs the remaining steps. After each device call, calls the parts of the loop in the order of the list."""
     step, pace = int(train_step.optimizer.iterations.numpy()), _Pace(context)
+    # `agree` sets `call.stops`, and `save_if_due` sets `call.saves`; the parts below them read both. The
+    # lock is checked before anything is written, and a run stops only after its state and log are.
     parts: list[Callable[[Call], object]] = [
         checkpoints.check_finite,
         lambda call: log.update(call.step, call.means, call.seconds, pace.is_compiled),

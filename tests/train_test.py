@@ -145,7 +145,7 @@ def test_losses_state_whether_they_need_labels_and_how_many_views_they_compare(
 ):
     for module in (data, simclr):
         monkeypatch.setattr(module, "view_policies", lambda _: (data_util.Policy(),) * 3)
-    settings = dict(train_steps=1, mode="train")
+    settings = dict(train_steps=1, mode="train_then_eval", eval_protocol="contrastive")
     with rejects("^--contrastive_loss=nt_xent: this loss compares 2 views .* are 3.$"):
         runs.run(tmp_path, **settings)
     assert not checkpoint_files.list_steps(str(tmp_path))
@@ -158,8 +158,8 @@ def test_losses_state_whether_they_need_labels_and_how_many_views_they_compare(
     with rejects("^--contrastive_loss=nt_xent: digits has no labels."):
         runs.run(tmp_path, labels=False, **settings)
     runs.run(tmp_path, **settings)
-    (row,) = training_log.read_history(str(tmp_path))
-    assert row["train/views"] == 3
+    row, evaluation = training_log.read_history(str(tmp_path))
+    assert row["train/views"] == evaluation["eval/views"] == 3
 
 
 def test_reported_scalars_are_means_over_the_steps():
