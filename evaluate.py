@@ -21,14 +21,7 @@ import data
 import metrics
 import model as model_lib
 import simclr
-from checkpoints import (
-    checkpoint_files,
-    computed_from,
-    lock,
-    restoring,
-    run_directory,
-    weight_files,
-)
+from checkpoints import checkpoint_files, computed_from, loading, lock, run_directory, weight_files
 from checkpoints.run_context import RunContext
 from config import Config
 from metrics import KNN, LBFGS, LINEAR_TOP_1, MEAN_PRECISION, REGULARIZATION, WEIGHTED_KNN
@@ -259,7 +252,7 @@ class Evaluator(contextlib.ExitStack):
             self._check()
             run_directory.check_writable(results_dir(self._config))
         # All workers must take part in reading variables.
-        weights = weights or restoring.weights_digest(self._model)
+        weights = weights or loading.weights_digest(self._model)
         record = computed_from.describe(
             self._config, self._source, weights, step, self._context.trained_examples
         )
@@ -714,7 +707,7 @@ def new_checkpoints(
 
 
 def _required_parts(config: Config, source: Source) -> tuple[str, ...]:
-    """Returns the model parts that the protocols use, named as in `restoring.PARTS`."""
+    """Returns the model parts that the protocols use, named as in `loading.PARTS`."""
     names, parts = protocols(config, source), ["encoder"]
     uses_head = "linear_head" in names
     on_projections = uses_head and config.linear_head_on_projections
@@ -736,7 +729,7 @@ class _FileEvaluator(contextlib.ExitStack):
         self._context, self._flag = context.replace(source=source), flag
         self._model: model_lib.Model | None = None
 
-    def load(self, path: str) -> restoring.LoadResult:
+    def load(self, path: str) -> loading.LoadResult:
         """Loads the weights at `path`."""
         config, source = self._context.config, self._context.source
         is_first = self._model is None
@@ -745,12 +738,12 @@ class _FileEvaluator(contextlib.ExitStack):
             evaluator = Evaluator(self._context, self._model, f"{self._flag}={path}", names)
             self._evaluator = self.enter_context(evaluator)
         parts = _required_parts(config, source)
-        loaded = restoring.load_parts(self._model, path, parts, self._flag)
+        loaded = loading.load_parts(self._model, path, parts, self._flag)
         if is_first and self._context.is_chief:
             console.log_lines(loaded.lines)
         return loaded
 
-    def evaluate(self, step: int, loaded: restoring.LoadResult) -> dict[str, Any]:
+    def evaluate(self, step: int, loaded: loading.LoadResult) -> dict[str, Any]:
         """Evaluates the loaded weights, and returns the results."""
         return self._evaluator.evaluate_and_write(step, not loaded.not_loaded, loaded.file.digest())
 

@@ -20,7 +20,7 @@ import simclr
 from checkpoints import (
     checkpoint_files,
     inspection,
-    restoring,
+    loading,
     run_directory,
     training_log,
     weight_files,
@@ -328,7 +328,7 @@ def _initialize_weights(context: RunContext, model: model_lib.Model) -> dict | N
             if not config.pretraining and config.linear_head_on_projections
             else ("encoder",)
         )
-        loaded = restoring.warm_start(model, path, required, context.source.class_names)
+        loaded = loading.warm_start(model, path, required, context.source.class_names)
         initial_weights = _describe_weights(loaded.file)
         console.log_lines(loaded.lines)
         if not (
@@ -351,7 +351,7 @@ def load_teacher(context: RunContext) -> tuple[model_lib.Model, dict]:
     config = context.config
     path = _weights_path(config, context.recorded)
     with context.strategy.scope():
-        model, info = restoring.open_network(path, flag="--teacher", precision=config.precision)
+        model, info = loading.open_network(path, flag="--teacher", precision=config.precision)
     console.log(f"teacher: {info.config.network_name} from {info.file.path}")
     return model, _describe_weights(info.file)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 
-from checkpoints import inspection, restoring, weight_files
+from checkpoints import inspection, loading, weight_files
 from config import as_flags
 from runtime import console
 
@@ -21,7 +21,7 @@ def describe(path: str) -> str:
     file = weight_files.open_weights(path, "PATH")
     config = inspection.read_config(file, inspection.read_origin(file))
     classes = file.num_classes
-    encoder = restoring.split_by_part(file.shapes)["encoder"]
+    encoder = loading.split_by_part(file.shapes)["encoder"]
     weights = sum(map(math.prod, encoder.values())) / 1e6
     layers = {"nonlinear": f"{config.num_proj_layers} layers"}.get(
         config.proj_head_mode, config.proj_head_mode

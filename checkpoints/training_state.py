@@ -8,7 +8,7 @@ import os
 import tensorflow as tf
 import tf_keras as keras
 
-from checkpoints import checkpoint_files, restoring, weight_files
+from checkpoints import checkpoint_files, loading, weight_files
 from checkpoints.weight_files import SLOT, SUFFIX
 from runtime import console, workers
 from runtime.errors import UserError, first_line
@@ -132,14 +132,14 @@ class TrainingState:
         """
         flag, name = f"--model_dir={os.path.dirname(path)}", os.path.basename(path)
         file = weight_files.open_weights(path, flag)
-        variables = restoring.variables_by_key(model=self.model, **self.trackables)
+        variables = loading.variables_by_key(model=self.model, **self.trackables)
         shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
         held = {
             key.removesuffix(SUFFIX): tuple(shape)
             for key, shape in shapes.items()
             if key.endswith(SUFFIX) and SLOT not in key and not key.startswith(_OTHER_KEYS)
         }
-        restoring.raise_on_mismatches(flag, file, restoring.find_mismatches(variables, held))
+        loading.raise_on_mismatches(flag, file, loading.find_mismatches(variables, held))
         mismatch = UserError(
             f"{flag}: {name} was written with a different optimizer or different frozen blocks."
             " Pass the flags of the run that wrote it, or choose another directory."

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import data_util
 import model as model_lib
-from checkpoints import checkpoint_files, restoring, weight_files
+from checkpoints import checkpoint_files, loading, weight_files
 from checkpoints.lock import EXPORT, Lock
 from config import Config, settings_with
 from runtime import console, storage
@@ -37,7 +37,7 @@ def _variable_tree(model: model_lib.Model) -> tf.__internal__.tracking.AutoTrack
     Saving the Keras model instead would trace and save every layer's call function.
     """
     root = _Trackable()
-    for key, variable in restoring.variables_by_key(model=model).items():
+    for key, variable in loading.variables_by_key(model=model).items():
         *parents, leaf = key.split("/")[1:]
         node = root
         for name in parents:
@@ -126,7 +126,7 @@ def export(
         used.
       check: called before `export_dir` is changed; may raise `UserError`.
     """
-    model, info = restoring.open_network(checkpoint_path, given)
+    model, info = loading.open_network(checkpoint_path, given)
     config = info.config
     description = dict(
         {

@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
-from checkpoints import restoring, torch_names
+from checkpoints import loading, torch_names
 from export import model_card
 from runtime import console, signals, storage
 from runtime.paths import check_out, check_weights_path
@@ -46,7 +46,7 @@ def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None)
         storage.check_new("--out", code)
     for path in (card, *files.values()):
         storage.check_new("--out", path)
-    model, info = restoring.open_network(checkpoint, given)
+    model, info = loading.open_network(checkpoint, given)
     config, class_names = info.config, info.file.class_names
     metadata = {
         "format": "pt",
@@ -62,7 +62,7 @@ def export_torch(checkpoint: str, out: str, given: dict[str, int] | None = None)
         "num_projection_layers": config.ft_proj_selector % (config.effective_num_proj_layers + 1),
         "class_names": class_names and json.dumps(class_names),
     }
-    variables = restoring.variables_by_key(model=model)
+    variables = loading.variables_by_key(model=model)
     deep_stem = config.sk_ratio > 0 and not config.cifar_stem
     contents = {
         code: _CODE.read_bytes(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 import tf_keras as keras
 
-from checkpoints import restoring
+from checkpoints import loading
 from inference import endpoints
 from runtime.errors import UserError
 from runtime.paths import check_weights_path
@@ -24,7 +24,7 @@ class Encoder(keras.Model):
     def __init__(self, path: str, trainable: bool):
         """Loads the encoder of the network at `path`; see `inference.load`."""
         super().__init__()
-        network, info = restoring.open_network(check_weights_path("PATH", path), flag="PATH")
+        network, info = loading.open_network(check_weights_path("PATH", path), flag="PATH")
         self.resnet_model, self.trainable = network.resnet_model, trainable
         self.image_size, self.class_names = info.config.image_size, info.class_names
         self._load = endpoints.image_loader(info.config)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import data_util
-from checkpoints import inspection, restoring
+from checkpoints import inspection, loading
 from config import Config
 from runtime import console, progress, signals, storage
 from runtime.errors import UserError
@@ -82,7 +82,7 @@ def load_endpoint(
     Raises:
       UserError: the network cannot be loaded, or it does not have the endpoint.
     """
-    model, info = restoring.open_network(check_weights_path("MODEL", path), given, "MODEL")
+    model, info = loading.open_network(check_weights_path("MODEL", path), given, "MODEL")
     if name not in model.endpoint_names:
         if name == "logits_sup":
             raise UserError(

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import model as model_lib
-from checkpoints import restoring
+from checkpoints import loading
 from config import Config, parse_settings, settings_with
 from probing import features
 from runtime.errors import UserError
@@ -56,7 +56,7 @@ def load(path: str, dataset: str, flags: str) -> tuple[model_lib.Model, Config]:
       UserError: the weights cannot be loaded (see `weight_files.open_weights`), the network has no
         projection head, or a flag is invalid.
     """
-    model, info = restoring.open_network(path)
+    model, info = loading.open_network(path)
     if not model.num_proj_layers:
         raise UserError(
             "--checkpoint: the network has no projection head. Use a network with a projection"

@@ -17,7 +17,7 @@ import data_util
 import evaluate
 import simclr
 from augmentation import policies
-from checkpoints import restoring
+from checkpoints import loading
 from paper import common, studies
 from paper.runner import Runner
 from runtime import console
@@ -251,7 +251,7 @@ def histograms(image: list[str] | None, out: str) -> str:
 
 def eigenvalues(checkpoint: str, out: str) -> str:
     """Plots the sorted squared real parts of the eigenvalues of a square linear projection head (Appendix B.4)."""
-    model, _ = restoring.open_network(checkpoint)
+    model, _ = loading.open_network(checkpoint)
     layers = model._projection_head.linear_layers
     kernel = layers[0].dense.kernel.numpy() if len(layers) == 1 else np.zeros([0, 1])
     if kernel.shape[0] != kernel.shape[1]:

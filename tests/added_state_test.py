@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose, assert_equal
 
 import model as model_lib
 import train
-from checkpoints import restoring, summary, training_log, weight_files
+from checkpoints import loading, summary, training_log, weight_files
 from export import saving
 from support.errors import rejects
 from support.processes import tensors
@@ -88,9 +88,9 @@ def test_an_added_layer_and_a_moving_average_resume_to_the_same_bits(tmp_path, m
         run(killed, **{**settings, "train_steps": 5})
 
     assert "resnet10" in summary.describe(str(killed))
-    model, info = restoring.open_network(str(killed))
+    model, info = loading.open_network(str(killed))
     assert_equal(model.predictor.kernel.numpy(), expected[f"{PREDICTOR}kernel{SUFFIX}"])
-    assert restoring.weights_digest(model) == info.file.digest()
+    assert loading.weights_digest(model) == info.file.digest()
     saving.export(str(killed), str(tmp_path / "exported"))
     file = weight_files.open_weights(str(tmp_path / "exported"))
     assert file.digest() == info.file.digest()

@@ -12,7 +12,7 @@ import checks
 import model as model_lib
 import objective
 import train
-from checkpoints import restoring, run_directory, weight_files
+from checkpoints import loading, run_directory, weight_files
 from checkpoints.run_directory import Recorded
 from config import parse_settings
 from inference import prediction
@@ -180,7 +180,7 @@ def test_an_exported_student_has_the_classes_of_its_teacher_and_works_in_keras(s
     directory, _ = student
     saved_model = str(directory / "saved_model" / "3")
     images = tf.cast(IMAGES, tf.float32)
-    model, info = restoring.open_network(saved_model)
+    model, info = loading.open_network(saved_model)
     expected = model(images, training=False)["logits_sup"]
     layer = hub.KerasLayer(saved_model, output_key="logits_sup")
     assert_allclose(layer(images), expected, rtol=1e-5, atol=1e-6)

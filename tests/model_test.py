@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import model as model_lib
 import resnet
 import simclr
-from checkpoints import restoring
+from checkpoints import loading
 from config import Config, parse_settings
 from runtime import batch_norm
 from support import SMALL, golden
@@ -203,7 +203,7 @@ def test_every_weight_of_each_architecture_variant_has_a_gradient(
     if se_index:
         layers = "model/resnet_model/block_groups/0/layers/0/conv_relu_dropblock_layers"
         key = f"{layers}/{se_index}/se_reduce/kernel"
-        assert key in restoring.variables_by_key(model=model)
+        assert key in loading.variables_by_key(model=model)
 
 
 # ----------------------------------------------------------------------------------------------------------- heads

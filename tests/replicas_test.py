@@ -11,7 +11,7 @@ from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
 import objective
-from checkpoints import restoring
+from checkpoints import loading
 from runtime import batch_norm, replicas
 from support import replica_worker
 from support.replica_worker import assert_equal
@@ -161,7 +161,7 @@ def test_synchronized_batch_norm_communicates_once_and_matches_automatic_differe
 def naive_local_step(config, count):
     """Computes step 1 with local batch norm on one device, using one forward pass per replica and a joint loss."""
     model = replica_worker.build_model(config)
-    variables = restoring.variables_by_key(model=model)
+    variables = loading.variables_by_key(model=model)
     start = {key: variable.numpy() for key, variable in variables.items()}
     views, _ = replica_worker.batch_of(config)
     firsts, seconds, statistics = [], [], []

@@ -26,7 +26,7 @@ import objective
 import run as run_lib
 import simclr
 import train
-from checkpoints import checkpoint_files, inspection, restoring, training_log, weight_files
+from checkpoints import checkpoint_files, inspection, loading, training_log, weight_files
 from checkpoints.lock import Lock
 from config import Config, parse_settings, settings_with
 from probing import features
@@ -174,7 +174,7 @@ def test_a_run_announces_its_inputs_and_phases(complete_run_and_log):
 def test_the_linear_head_is_evaluated_on_every_example(complete_run):
     config = tiny_config(model_dir=str(complete_run), eval_split="test", eval_batch_size=77)
     context = make_context(config)
-    model, _ = restoring.open_network(str(complete_run))
+    model, _ = loading.open_network(str(complete_run))
     result = evaluate.Evaluator(context, model).linear_head(4)
     batches = data.build_eval_dataset(config, context.source, "test", 360)
     images, labels, _ = next(iter(batches))
@@ -200,7 +200,7 @@ def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
         # Nearly equal similarities may be ordered differently.
         assert result[key + "/raw_pixels"] == approx(expected, abs=2 / 360)
     assert any(result[key + "/projections"] != result[key] for key in (metrics.LBFGS, metrics.KNN))
-    model, _ = restoring.open_network(str(complete_run))
+    model, _ = loading.open_network(str(complete_run))
     endpoints = model(IMAGES, training=False)
     for function, name in (
         (features.encoder_function, "final_avg_pool"),
@@ -396,7 +396,7 @@ def test_continuous_evaluation_exports_each_checkpoint_with_its_results(copied_r
         results = read_json(copied_run / "second" / f"result_{step}.json")
         assert dict(description["results"], checksum=results["checksum"]) == results
         logits = tf.saved_model.load(str(path))(IMAGES, trainable=False)["logits_sup"]
-        model, _ = restoring.open_network(str(copied_run / f"ckpt-{step}"))
+        model, _ = loading.open_network(str(copied_run / f"ckpt-{step}"))
         assert_allclose(logits, model(IMAGES, training=False)["logits_sup"], rtol=1e-4, atol=1e-6)
 
 
@@ -714,7 +714,7 @@ def test_the_stem_and_the_given_number_of_block_groups_are_frozen(block, small_m
     model.freeze(block)
     trained = {
         "/".join(key.split("/")[2:4])
-        for key, variable in restoring.variables_by_key(model=model).items()
+        for key, variable in loading.variables_by_key(model=model).items()
         if any(variable is each for each in model.resnet_model.trainable_variables)
     }
     stem = {name for name in trained if name.startswith("initial")}

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkpoints import records, restoring
+from checkpoints import loading, records
 from checkpoints.lock import Lock
 from checkpoints.records import Record
 from config import Config, as_flags, parse_settings, settings_with
@@ -253,7 +253,7 @@ def run_grid(arguments: argparse.Namespace) -> None:
     weights = None
     if inputs.protocol == "finetune":
         shared["checkpoint"] = inputs.checkpoint
-        weights = restoring.weights_digest(inputs.load_network())
+        weights = loading.weights_digest(inputs.load_network())
     with inputs.open_output_dir() as lock:
         search = GridSearch(inputs, shared, weights, arguments, lock)
         best, metrics = search.select()

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import evaluate
-from checkpoints import records, restoring
+from checkpoints import loading, records
 from probing import features, logistic_regression
 from runtime import progress, storage
 from runtime.errors import UserError
@@ -77,10 +77,7 @@ def run_linear(arguments: argparse.Namespace) -> None:
     inputs = output.resolve_inputs(arguments)
     task, model = inputs.task, inputs.load_network()
     settings = inputs.settings(
-        inputs.config,
-        weights=restoring.weights_digest(model),
-        metric=task.metric,
-        splits=task.splits,
+        inputs.config, weights=loading.weights_digest(model), metric=task.metric, splits=task.splits
     )
     with inputs.open_output_dir():
         directory = hashed_name(os.path.join(inputs.config.model_dir, "linear"), settings)

@@ -16,7 +16,7 @@ import tf_keras as keras
 import checks
 import metrics
 import model as model_lib
-from checkpoints import computed_from, inspection, restoring
+from checkpoints import computed_from, inspection, loading
 from checkpoints.lock import Lock
 from config import Config, settings_with
 from runtime import console, signals, storage
@@ -54,7 +54,7 @@ class Inputs:
     def load_network(self) -> keras.Model:
         """Builds the network and loads its encoder and, if the checkpoint contains one, its projection head."""
         model = model_lib.build_model(self.config, None)
-        loaded = restoring.load_parts(model, self.checkpoint, ("encoder",))
+        loaded = loading.load_parts(model, self.checkpoint, ("encoder",))
         console.log_lines(loaded.file.notes)
         return model
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import checks
-from checkpoints import inspection, restoring, saved_graphs, summary, weight_files
+from checkpoints import inspection, loading, saved_graphs, summary, weight_files
 from checkpoints.run_directory import Recorded
 from checkpoints.weight_files import SLOT, SUFFIX
 from config import Config
@@ -18,7 +18,7 @@ SETTINGS = dict(resnet_depth=10, image_size=8, proj_out_dim=16, train_mode="fine
 
 def write(model, path, tf1):
     """Writes a checkpoint with a slot for each variable that receives gradients."""
-    variables, tensors = restoring.variables_by_key(model=model), {}
+    variables, tensors = loading.variables_by_key(model=model), {}
     with tf.GradientTape() as tape:
         logits = model(tf.random.uniform([4, 8, 8, 3]), training=True)["logits_sup"]
         loss = tf.reduce_sum(logits**2)
@@ -45,7 +45,7 @@ def test_classifier_of_a_fine_tuned_checkpoint_is_on_the_layer_it_was_trained_on
     images = np.random.default_rng(0).uniform(size=[2, 8, 8, 3]).astype(np.float32)
     for tf1 in (False, True):
         path = write(network, tmp_path / f"ckpt-{tf1:d}", tf1)
-        model, info = restoring.open_network(path)
+        model, info = loading.open_network(path)
         assert info.config.ft_proj_selector == selector
         expected = network(images, training=False)["logits_sup"]
         actual = model(images, training=False)["logits_sup"]
@@ -63,9 +63,9 @@ def test_unknown_input_is_logged_and_can_be_set(tmp_path, capsys):
     config = Config(**{**SETTINGS, "proj_out_dim": 64}, ft_proj_selector=3)
     network, _ = golden.build_model(config)
     path = write(network, tmp_path / "ckpt-1", False)
-    assert restoring.open_network(path)[1].config.ft_proj_selector == 0
+    assert loading.open_network(path)[1].config.ft_proj_selector == 0
     assert inspection.UNKNOWN_HEAD_INPUT in capsys.readouterr().out
-    assert restoring.open_network(path, {"ft_proj_selector": 3})[1].config.ft_proj_selector == 3
+    assert loading.open_network(path, {"ft_proj_selector": 3})[1].config.ft_proj_selector == 3
     assert inspection.UNKNOWN_HEAD_INPUT not in capsys.readouterr().out
     assert "its input is unknown" in summary.describe(path)
     assert inspection.UNKNOWN_HEAD_INPUT in adopt(path)[1]

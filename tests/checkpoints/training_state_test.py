@@ -15,7 +15,7 @@ from numpy.testing import assert_array_equal
 import evaluate
 import model as model_lib
 import train
-from checkpoints import restoring, weight_files
+from checkpoints import loading, weight_files
 from checkpoints.training_state import TrainingState
 from config import Config
 from export import saving
@@ -122,7 +122,7 @@ def test_warm_start_accepts_directories_and_prefixes(trained):
     model, prefix = trained
     count = len(model.variables)
     for path in (prefix.removesuffix("/ckpt-1"), prefix):
-        lines = load_into_new_model(restoring.warm_start, path, model).lines
+        lines = load_into_new_model(loading.warm_start, path, model).lines
         assert lines[0] == f"loaded {count} of {count} variables from {prefix} (TF2 checkpoint)"
 
 
@@ -130,7 +130,7 @@ def test_warm_start_skips_mismatched_heads(trained):
     config = Config(**{**SMALL, "proj_out_dim": 8}, train_mode="finetune")
     model = model_lib.build_model(config, 7)
     fresh_head = model.supervised_head.linear_layer.dense.kernel.numpy()
-    loaded = restoring.warm_start(model, trained[1])
+    loaded = loading.warm_start(model, trained[1])
     assert "has shape [128, 10] instead of [128, 7]" in loaded.not_loaded["linear head"]
     assert "projection head" in loaded.not_loaded
     assert_array_equal(model.supervised_head.linear_layer.dense.kernel, fresh_head)
@@ -150,7 +150,7 @@ def test_classifier_on_a_projection_layer_requires_the_projection_weights(traine
         with expectation():
             train._initialize_weights(runs.make_context(config), model)
         with expectation():
-            restoring.load_parts(model, config.checkpoint, parts)
+            loading.load_parts(model, config.checkpoint, parts)
 
 
 @pytest.mark.parametrize("zero_init", [False, True])
@@ -189,7 +189,7 @@ def saved_models(trained, tmp_path_factory):
     module = tf.Module()
     module.variables_ = [
         tf.Variable(variable, name=golden.tf1_name(key))
-        for key, variable in restoring.variables_by_key(model=model).items()
+        for key, variable in loading.variables_by_key(model=model).items()
     ]
     save("converted", module)
     return directories
@@ -197,7 +197,7 @@ def saved_models(trained, tmp_path_factory):
 
 def test_weights_are_loaded_from_saved_models_of_all_exporters(saved_models, trained):
     for exporter, directory in saved_models.items():
-        file = load_into_new_model(restoring.load_model, directory, trained[0])
+        file = load_into_new_model(loading.load_model, directory, trained[0])
         assert file.is_saved_model and ("TF1 names" in file.format) == (exporter == "converted")
 
 
@@ -212,7 +212,7 @@ def test_saved_model_with_a_hub_handle_is_downloaded(saved_models, trained, tmp_
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
-        load_into_new_model(restoring.warm_start, f"{address}/simclr/1", trained[0])
+        load_into_new_model(loading.warm_start, f"{address}/simclr/1", trained[0])
         with rejects("--checkpoint=.*/simclr/2: the download failed"):
             weight_files.open_weights(f"{address}/simclr/2")
         server.shutdown()

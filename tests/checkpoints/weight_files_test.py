@@ -12,7 +12,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 import data_util
 import model as model_lib
 import resnet
-from checkpoints import architecture, cli, inspection, restoring, summary, tf1_names, weight_files
+from checkpoints import architecture, cli, inspection, loading, summary, tf1_names, weight_files
 from config import Config
 from paper import report, results, studies
 from paper.runner import Runner
@@ -80,7 +80,7 @@ def test_tf1_checkpoints_reproduce_the_recorded_outputs(name, tmp_path):
     path = weights_file(tmp_path, TF1_NETWORKS[name], "", extra=("global_step",))
     assert_is_inferred(name, path)
     model = model_lib.build_model(config, 10)
-    file = restoring.load_model(model, path)
+    file = loading.load_model(model, path)
     assert (file.format, file.step) == ("TF1 checkpoint", 7)
     random = np.random.default_rng(int(arrays[f"{case}/images_seed"]))
     images = random.uniform(0, 1, (4, config.image_size, config.image_size, 3)).astype(np.float32)
@@ -97,7 +97,7 @@ def test_network_mismatch_error_lists_matching_flags(tmp_path):
     name = "resnet_depth=50_sk_ratio=0.0625_image_size=64"
     path = weights_file(tmp_path, TF2_NETWORKS[name], SUFFIX, compute=zeros)
     with pytest.raises(UserError) as error:
-        restoring.warm_start(model_lib.build_model(Config(resnet_depth=10, image_size=8), 10), path)
+        loading.warm_start(model_lib.build_model(Config(resnet_depth=10, image_size=8), 10), path)
     assert "--resnet_depth=50 --width_multiplier=1 --sk_ratio=0.0625" in str(error.value)
     assert "missing: model/" in str(error.value)
 
@@ -149,7 +149,7 @@ def test_corrupt_tensors_are_rejected_and_nothing_is_assigned(tmp_path):
         if fault:
             data_file.write_bytes(fault)
         with rejects(message):
-            restoring.warm_start(model, path)
+            loading.warm_start(model, path)
     for variable, value in zip(model.variables, before):
         np.testing.assert_array_equal(variable, value)
 
@@ -197,7 +197,7 @@ def test_published_networks_are_evaluated_and_reported_next_to_the_papers_accura
     extra = dict(dataset="digits", eval_split="test", image_size=32, eval_batch_size=60)
     executor = Runner(str(tmp_path), "paper", extra)
     record = executor.run("published", run)
-    model, _ = restoring.open_network(path, dict(image_size=32))
+    model, _ = loading.open_network(path, dict(image_size=32))
     records = digits.digits_source().records("test").as_numpy_iterator()
     _, images, labels = map(np.stack, zip(*records))
     views = data_util.preprocess_for_eval(tf.cast(images, tf.float32) / 255, 32, False, "crop")

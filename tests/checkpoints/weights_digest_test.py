@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from checkpoints import restoring, weight_files
+from checkpoints import loading, weight_files
 from config import Config
 from export import torch_weights
 from support import golden
@@ -25,8 +25,8 @@ def test_weights_digest_is_the_same_for_all_formats(tmp_path):
     }
     # The linear head is exported to a separate PyTorch file.
     encoder, _ = golden.build_model(config.replace(lineareval_while_pretraining=False), None)
-    assert digests.pop("torch.safetensors") == restoring.weights_digest(encoder)
-    assert set(digests.values()) == {restoring.weights_digest(model)}
+    assert digests.pop("torch.safetensors") == loading.weights_digest(encoder)
+    assert set(digests.values()) == {loading.weights_digest(model)}
     kernel = next(iter(variables.values()))
     kernel.assign(tf.tensor_scatter_nd_add(kernel, [[0] * len(kernel.shape)], [1e-3]))
-    assert restoring.weights_digest(model) not in digests.values()
+    assert loading.weights_digest(model) not in digests.values()

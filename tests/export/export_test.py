@@ -23,7 +23,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import data_util
 import model as model_lib
-from checkpoints import inspection, lock, restoring, weight_files
+from checkpoints import inspection, loading, lock, weight_files
 from config import Config
 from export import cli, exporting, model_card, saving
 from inference import cli as inference_cli
@@ -180,7 +180,7 @@ def quick_save(monkeypatch):
 def without_graphs(quick_save, monkeypatch):
     """Makes exports describe the network, without writing its graph and its weights."""
     monkeypatch.setattr(
-        restoring, "open_network", lambda *given: (None, inspection.inspect_checkpoint(*given))
+        loading, "open_network", lambda *given: (None, inspection.inspect_checkpoint(*given))
     )
 
 
@@ -485,7 +485,7 @@ def test_network_has_recorded_settings_and_others_are_inferred_from_the_tensors(
     assert (config.resnet_depth, config.dataset, config.proj_out_dim) == (10, "digits", 64)
     assert len(info.class_names) == 10
     with rejects("different network.*_projection_head.*Pass --resnet_depth=10 .*--proj_out_dim=16"):
-        restoring.open_network(checkpoint)
+        loading.open_network(checkpoint)
 
 
 FILES = ["a.jpg", "b/c/y.PNG", "b/x.png"]
@@ -807,6 +807,6 @@ def test_unusable_inference_arguments_give_one_line_errors_and_no_files(
     monkeypatch.chdir(tmp_path)
     if "MODEL" in arguments:
         network = types.SimpleNamespace(endpoint_names=["final_avg_pool"], config=Config())
-        monkeypatch.setattr(restoring, "open_network", lambda *_: (network, network))
+        monkeypatch.setattr(loading, "open_network", lambda *_: (network, network))
     fails(message, inference_cli.main, arguments.replace("PHOTOS", photos).split())
     assert not list(tmp_path.iterdir())

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 import inference
 import model as model_lib
 import resnet
-from checkpoints import architecture, inspection, restoring, summary, torch_names, weight_files
+from checkpoints import architecture, inspection, loading, summary, torch_names, weight_files
 from config import Config
 from export import cli
 from support import ROOT, SMALL, golden, no_space, processes, runs, write_json
@@ -175,12 +175,12 @@ def test_exported_encoder_matches_a_resnet_in_numpy_and_can_be_imported(
         metadata = {name: str(getattr(config, name)) for name in names}
         assert metadata_of(path) == dict(metadata, format="pt", stem=config.stem_name, step="7")
     assert {tensors[name].dtype for name in tensors} == {np.dtype(np.float32), np.dtype(np.int64)}
-    loaded, info = restoring.open_network(path)
+    loaded, info = loading.open_network(path)
     assert (info.step, info.class_names) == (7, None)
     for name in ("image_size", "resnet_depth", "width_multiplier", "stem_name"):
         assert getattr(info.config, name) == getattr(config, name)
-    variables = restoring.variables_by_key(model=model)
-    for key, variable in restoring.variables_by_key(model=loaded).items():
+    variables = loading.variables_by_key(model=model)
+    for key, variable in loading.variables_by_key(model=loaded).items():
         assert_array_equal(variable, variables[key], err_msg=key)
     num_heads = 0 if "proj_head_mode" in settings else 2
     assert len(os.listdir(tmp_path / "torch")) == 3 + num_heads
@@ -292,7 +292,7 @@ def test_stock_network_is_loaded_with_its_classifier(depth, tmp_path):
     actual = config.resnet_depth, config.stem_name, config.proj_head_mode
     assert actual == (depth, "imagenet", "none")
     model = model_lib.build_model(config.replace(image_size=32), len(CLASSES))
-    loaded = restoring.load_parts(model, path, restoring.PARTS)
+    loaded = loading.load_parts(model, path, loading.PARTS)
     outputs, hidden = model(images, training=False), numpy_resnet(tensors, images)
     assert golden.relative_error(outputs["final_avg_pool"], hidden) < 1e-5
     logits = hidden @ tensors["fc.weight"].T + tensors["fc.bias"]
@@ -367,12 +367,12 @@ def test_settings_of_other_runs_are_ignored_and_non_finite_weights_are_rejected(
     name = "layer1.0.bn1.weight"
     save_stock(tmp_path, stock_tensors(10) | {name: np.full(64, np.nan, np.float32)})
     with rejects("conv2d_bn_layers/1/bn/gamma contains NaN"):
-        restoring.load_model(model_lib.build_model(info.config, 3), path)
+        loading.load_model(model_lib.build_model(info.config, 3), path)
 
 
 def test_half_precision_is_converted(tmp_path):
     tensors = {name: array.astype(np.float16) for name, array in stock_tensors(10).items()}
-    model, _ = restoring.open_network(save_stock(tmp_path, tensors), {"image_size": 40})
+    model, _ = loading.open_network(save_stock(tmp_path, tensors), {"image_size": 40})
     assert_array_equal(model.supervised_head.linear_layer.dense.kernel, tensors["fc.weight"].T)
 
 
@@ -466,6 +466,6 @@ def test_documented_code_reproduces_the_outputs(module, torch_python, tmp_path):
 def test_stock_networks_have_the_same_outputs_as_in_pytorch(name, library, torch_python, tmp_path):
     images = photographs(224)
     expected = run_worker(torch_python, f"stock:{name}", images, tmp_path, library)["logits"]
-    model, info = restoring.open_network(f"{tmp_path}/{library}.npz.safetensors")
+    model, info = loading.open_network(f"{tmp_path}/{library}.npz.safetensors")
     assert info.config.network_name == name and len(info.class_names) == 1000
     assert golden.relative_error(model(images, training=False)["logits_sup"], expected) < 1e-4

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import model as model_lib
-from checkpoints import restoring, weight_files
+from checkpoints import loading, weight_files
 from config import Config
 from support import ROOT, SMALL
 from support.errors import rejects
@@ -31,7 +31,7 @@ def test_saved_model_passed_as_checkpoint_is_not_executed(tmp_path, monkeypatch)
     tf.saved_model.save(module, f"{tmp_path}/module")
     (tmp_path / "written").unlink(missing_ok=True)
     loaded = model_lib.build_model(Config(**SMALL), 4)
-    restoring.load_model(loaded, f"{tmp_path}/module")
+    loading.load_model(loaded, f"{tmp_path}/module")
     for ours, theirs in zip(loaded.variables, model.variables):
         np.testing.assert_array_equal(ours, theirs)
     assert not (tmp_path / "written").exists()

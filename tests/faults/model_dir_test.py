@@ -13,7 +13,7 @@ import tensorflow as tf
 import checks
 import run as run_lib
 import train
-from checkpoints import checkpoint_files, restoring, run_directory, weight_files
+from checkpoints import checkpoint_files, loading, run_directory, weight_files
 from checkpoints.lock import Lock
 from config import parse_settings
 from runtime import storage
@@ -480,7 +480,7 @@ def test_keep_best_keeps_the_best_and_the_latest_checkpoint(run, run_dir, accura
     assert checkpoint_files.list_steps(str(run_dir)) == [9]
     assert checkpoint_files.list_steps(str(run_dir / "best")) == [6]
     model = train.model_lib.build_model(runs.tiny_config(), 10)
-    assert restoring.load_model(model, str(run_dir / "best")).step == 6
+    assert loading.load_model(model, str(run_dir / "best")).step == 6
 
 
 def test_best_checkpoint_is_not_written_through_a_link(run, run_dir, tmp_path, accuracies):

@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 import checks
 import metrics
 import model as model_lib
-from checkpoints import inspection, restoring
+from checkpoints import inspection, loading
 from probing.confusion import draw  # conftest.py replaces the attribute.
 from sources import classes, datasets
 from support import read_json, runs
@@ -204,9 +204,9 @@ def test_warm_start_matches_linear_head_columns_by_name_or_skips_the_head(
     """`head_columns` maps columns of the new head to columns of the trained one."""
     config = runs.tiny_config(lineareval_while_pretraining=True)
     old_model, model = (model_lib.build_model(config, size) for size in (3, len(names)))
-    restoring.load_model(old_model, f"{trained[0]}/run")
+    loading.load_model(old_model, f"{trained[0]}/run")
     expected, old = (each.supervised_head.get_weights() for each in (model, old_model))
-    loaded = restoring.warm_start(model, f"{trained[0]}/run", class_names=names)
+    loaded = loading.warm_start(model, f"{trained[0]}/run", class_names=names)
     if head_columns:
         line = f"linear head: {len(head_columns)} of {len(names)} classes were loaded"
         assert line in "".join(loaded.lines)

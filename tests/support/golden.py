@@ -9,7 +9,7 @@ import tensorflow as tf
 import data_util
 import model as model_lib
 import resnet
-from checkpoints import architecture, restoring, tf1_names
+from checkpoints import architecture, loading, tf1_names
 from config import Config
 from support import ROOT
 
@@ -49,7 +49,7 @@ def computed_weight(key, shape):
 def build_model(config, classes=10):
     """Returns a model with weights from `computed_weight`, and a dict mapping keys to its variables."""
     model = model_lib.build_model(config, classes)
-    variables = restoring.variables_by_key(model=model)
+    variables = loading.variables_by_key(model=model)
     for key, variable in variables.items():
         variable.assign(computed_weight(key, tuple(variable.shape)))
     return model, variables

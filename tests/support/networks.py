@@ -42,6 +42,6 @@ def replace_exports(set_attribute=setattr):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(b"new")
 
-    set_attribute(saving.restoring, "open_network", lambda *_: (None, info))
+    set_attribute(saving.loading, "open_network", lambda *_: (None, info))
     set_attribute(saving, "build_module", lambda *_: (None, None))
     set_attribute(tf.saved_model, "save", save)

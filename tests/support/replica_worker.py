@@ -24,7 +24,7 @@ import lars_optimizer  # noqa: E402
 import model as model_lib  # noqa: E402
 import resnet  # noqa: E402
 import train  # noqa: E402
-from checkpoints import restoring  # noqa: E402
+from checkpoints import loading  # noqa: E402
 from checkpoints.training_state import TrainingState  # noqa: E402
 from config import Config, parse_settings  # noqa: E402
 from runtime import batch_norm  # noqa: E402
@@ -128,7 +128,7 @@ def train_case(strategy, settings):
         state = TrainingState(model, optimizer, tempfile.gettempdir(), 1)
     batches = distributed_batches(config, strategy)
     run_steps = train.make_run_steps(TrainStep(model, optimizer, config, strategy))
-    variables, results = restoring.variables_by_key(model=model), {}
+    variables, results = loading.variables_by_key(model=model), {}
 
     def record(prefix, tensors):
         results.update({f"{prefix}{name}": np.asarray(tensor) for name, tensor in tensors.items()})

@@ -20,7 +20,7 @@ import config as config_lib
 import data
 import model as model_lib
 import resnet
-from checkpoints import restoring
+from checkpoints import loading
 from checkpoints.lock import Lock
 from checkpoints.records import Record
 from config import Config
@@ -230,7 +230,7 @@ def test_linear_evaluation_saves_features_and_predictions(
         labels = [int(label) for *_, label in source.records(split)]
         assert feature_sets[name][1].tolist() == labels
     model = model_lib.build_model(Config(**SMALL), 10)
-    restoring.load_model(model, network)
+    loading.load_model(model, network)
     config = Config(**SMALL, dataset="digits")
     [(images, *_)] = data.build_eval_dataset(config, source, "test[:20]", 20)
     expected = model(images, training=False)["final_avg_pool"]
