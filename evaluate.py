@@ -847,6 +847,7 @@ def log_results(
 
 
 def write_results(directory: str, step: int, results: dict[str, float]) -> None:
-    """Writes result.json (latest results) and result_<step>.json."""
-    for name in ("result.json", f"result_{step}.json"):
-        storage.write_json(os.path.join(directory, name), results)
+    """Writes result_<step>.json, which this program reads, and its numbers to result.json (latest results)."""
+    numbers = {name: value for name, value in results.items() if name != computed_from.KEY}
+    storage.write_json(os.path.join(directory, "result.json"), numbers, has_checksum=False)
+    storage.write_json(os.path.join(directory, f"result_{step}.json"), results)

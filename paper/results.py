@@ -249,10 +249,7 @@ def _find_best(results: list[Result], runner: Runner) -> set[str]:
             key = columns["task"], columns["protocol"] == "linear", result.run.seed
             groups.setdefault(key, []).append(result)
     for group in groups.values():
-        paths = [
-            runner_lib.find_file(os.path.join(runner.folder, result.name), "predictions.npz")
-            for result in group
-        ]
+        paths = [os.path.join(runner.folder, result.name, "predictions.npz") for result in group]
         if not all(map(os.path.exists, paths)):
             continue
         predictions = [output.read_predictions(path) for path in paths]

@@ -288,16 +288,13 @@ def quoted_flags(settings: dict[str, Any]) -> list[str]:
     return [f"--flags={shlex.join(config_lib.as_flags(settings))}"] if settings else []
 
 
-def find_file(directory: str, name: str) -> str:
-    """Returns the path of a file in a run's directory, or else in a folder in it, or "" if there is none."""
-    return next(map(str, pathlib.Path(directory).rglob(name)), "")
-
-
 def _read_results(run: studies.Run, directory: str) -> dict[str, float | str]:
     """Returns the metrics that the programs of a run wrote. Raises `UserError` if a file is corrupt."""
     from runtime import storage
 
-    results = storage.read_own_json(find_file(directory, "result.json"))
+    files = pathlib.Path(directory).glob("result.json" if run.transfer else "result_*.json")
+    newest = max(files, key=lambda path: int(path.stem.partition("_")[2] or 0))
+    results = storage.read_own_json(str(newest))
     if not run.transfer:
         weights = run.flags.get("checkpoint", directory)
         results["million_parameters"] = count_parameters(weights) / 1e6

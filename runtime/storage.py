@@ -27,9 +27,9 @@ _CHECKSUM, _PREFIX = "checksum", "crc32:"
 NOTHING_WRITTEN = "nothing was written; run the same command again"
 
 
-def write_json(path: str, content: dict | list) -> None:
-    """Writes `content` to a JSON file atomically (see `write_bytes`). Adds a checksum to a dict."""
-    if isinstance(content, dict):
+def write_json(path: str, content: dict | list, has_checksum: bool = True) -> None:
+    """Writes `content` to a JSON file atomically (see `write_bytes`). By default, adds a checksum to a dict."""
+    if has_checksum and isinstance(content, dict):
         content = json.loads(json.dumps(content))  # The keys may be numbers.
         content[_CHECKSUM] = _checksum(content)
     write_bytes(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())

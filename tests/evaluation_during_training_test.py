@@ -173,6 +173,6 @@ def test_evaluation_during_training_works_on_two_replicas(two_replicas, tmp_path
     run(tmp_path, mode="train", eval_epochs=2, **SETTINGS)
     # The last step is evaluated, too.
     assert read_results(tmp_path).keys() == {"result.json", "result_4.json", "result_5.json"}
-    result = read_json(tmp_path / "result.json")
+    result = read_json(tmp_path / "result_5.json")
     weights = weight_files.open_weights(str(tmp_path / "ckpt-5")).digest()
     assert result["computed_from"]["weights"] == weights

@@ -49,7 +49,7 @@ def test_evaluating_other_weights_changes_no_file_of_a_run(originals, tmp_path, 
         name: text for name, text in runs.lasting_files(a).items() if name.parts[0] != other.name
     }
     assert after == before
-    assert read_json(other / "result.json")["computed_from"]["weights"] == weights
+    assert read_json(other / "result_2.json")["computed_from"]["weights"] == weights
     # The weights of the run itself are evaluated in its directory.
     run(a, mode="eval", checkpoint=str(a / "ckpt-2"), keep_best=True, eval_steps=1)
     assert read_json(a / "result_2.json")["computed_from"]["examples"] == 90
@@ -116,7 +116,7 @@ def test_images_that_were_used_for_training_are_reported_and_recorded(
     run(tmp_path / "evaluation", mode="eval", checkpoint=str(originals / "a"), **settings)
     lines = [line for line in logged if "are also in the training split" in line]
     assert len(lines) == (count > 0) and all(f"warning: {count} of the " in line for line in lines)
-    result = read_json(tmp_path / "evaluation" / "result.json")
+    result = read_json(tmp_path / "evaluation" / "result_2.json")
     assert result["computed_from"]["trained_examples"] == count
 
 

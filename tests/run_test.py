@@ -97,7 +97,7 @@ def test_a_run_writes_all_documented_files(complete_run):
     names = Config.__dataclass_fields__
     assert set(flags) == {*names, "last_step", "initial_weights", "checksum"}
     result = read_json(complete_run / "result.json")
-    assert result["global_step"] == 4
+    assert {name: float(value) for name, value in result.items()}["global_step"] == 4
     kernel = model_weights(complete_run)["model/supervised_head/linear_layer/dense/kernel"]
     assert result["eval/regularization_loss"] == approx(
         Config().weight_decay * np.sum(kernel**2) / 2, rel=1e-5
@@ -226,13 +226,13 @@ def test_a_resumed_run_matches_an_uninterrupted_run(complete_run, tmp_path):
 def test_a_finished_run_only_computes_what_is_missing(complete_run):
     files = [complete_run / name for name in ("ckpt-4.index", "saved_model/4/saved_model.pb")]
     times = [file.stat().st_mtime_ns for file in files]
-    before = storage.read_json(f"{complete_run}/result.json")
+    before = storage.read_json(f"{complete_run}/result_4.json")
 
     def repeat(expected, mode="train_then_eval", **settings):
         settings.update(train_steps=4, linear_head_learning_rate=0.1, eval_projections=True)
         log = run(complete_run, with_export=True, mode=mode, **settings)
         assert re.findall("evaluating step 4: (.*)", log) == expected
-        return log, storage.read_json(f"{complete_run}/result.json")
+        return log, storage.read_json(f"{complete_run}/result_4.json")
 
     log, results = repeat([], eval_baselines=True, eval_protocol="knn")
     assert "ckpt-4; the run is finished (to train longer, " in log and "exporting" not in log
@@ -363,7 +363,7 @@ def test_an_evaluation_uses_the_data_of_the_run(given, tmp_path):
     expected = "390 images for evaluation (test+train[:30])"
     assert (expected in log) == (not given)
     run(tmp_path / "other", given, mode="eval", checkpoint=str(tmp_path / "run"), **settings)
-    results = read_json(tmp_path / "other" / "result.json")
+    results = read_json(tmp_path / "other" / "result_1.json")
     assert (results["computed_from"]["examples"] == 390) == (not given)
 
 

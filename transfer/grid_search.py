@@ -199,7 +199,8 @@ class GridSearch:
                 if error is not None and error.job_status != TrainingDiverged.status:
                     raise error
                 directory = trial.directory
-                results = {} if error else storage.read_json(os.path.join(directory, "result.json"))
+                path = os.path.join(directory, f"result_{self.arguments.steps}.json")
+                results = {} if error else storage.read_json(path)
                 records.finish(directory, trial.settings, results, error is not None)
                 metric = self.metric(trial)
                 value = "diverged" if metric is None else f"{metric:.4f}"

@@ -84,7 +84,8 @@ def calls(monkeypatch):
 
     def call(command, directory, _):
         commands.append(command)
-        name, results = "result.json", {runner.LBFGS: 0.5 + 0.01 * len(commands), "global_step": 3}
+        name = "result_3.json" if command[0] == "run.py" else "result.json"
+        results = {runner.LBFGS: 0.5 + 0.01 * len(commands), "global_step": 3}
         if "paper.probes" in command:
             accuracies = {"majority_baseline": 0.25, "h": 0.7, "z": 0.3}
             name, results = "probes.json", {"rotation": accuracies}
@@ -216,7 +217,7 @@ def test_only_the_exit_status_marks_a_run_as_diverged(status, calls, tmp_path, m
     assert not list(tmp_path.rglob("record.json"))
 
 
-@pytest.mark.parametrize("name, content", [("result.json", b"[]"), ("record.json", b'{"a": ')])
+@pytest.mark.parametrize("name, content", [("result_3.json", b"[]"), ("record.json", b'{"a": ')])
 def test_corrupt_results_cause_errors(name, content, calls, tmp_path, monkeypatch, fails):
     monkeypatch.setattr(runner, "_call", lambda *_: None)
     directory = directory_of(tmp_path, "flip", "with")
@@ -349,7 +350,7 @@ def call(command, run_directory, _):
     with open(directory + "/executions", "a") as file:
         file.write(json.dumps([name, settings, start_is_finished]) + "\\n")
     time.sleep(0.2)
-    pathlib.Path(run_directory, "result.json").write_text('{"eval/lbfgs_top_1_accuracy": 0.5}')
+    pathlib.Path(run_directory, "result_1.json").write_text('{"eval/lbfgs_top_1_accuracy": 0.5}')
 
 runner._call, runner.count_parameters, runner._POLL_SECONDS = call, lambda directory: 1, 0.1
 config_of = functools.cache(lambda *arguments, parse=runner.config_of: parse([*arguments]))

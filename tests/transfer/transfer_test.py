@@ -373,7 +373,7 @@ labels = np.zeros(20, int)
 os.makedirs(flags["model_dir"], exist_ok=True)
 np.savez(os.path.join(flags["model_dir"], f"predictions_{flags['train_steps']}.npz"), labels=labels,
          logits=np.eye(2)[(np.arange(20) >= num_correct).astype(int)])
-with open(os.path.join(flags["model_dir"], "result.json"), "w") as file:
+with open(os.path.join(flags["model_dir"], f"result_{flags['train_steps']}.json"), "w") as file:
     json.dump({"eval/label_top_1_accuracy": num_correct / 20,
                "eval/label_mean_per_class_accuracy": num_correct / 40,
                "computed_from": {"eval_split": flags["eval_split"]}}, file)
