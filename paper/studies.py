@@ -502,12 +502,16 @@ def _cifar() -> list[Run]:
     simclr, supervised = map(_numbers_of, read_numbers("appendix_b9")[:2])
     return [
         Run("SimCLR", {}, simclr, recipe="cifar10_paper.cfg"),
-        # The paper does not describe the supervised baseline. Use the weight decay of
-        # imagenet_supervised.cfg.
+        # The paper does not describe the supervised baseline. Use the weight decay and the crops and
+        # flips of imagenet_supervised.cfg.
         Run(
             "supervised",
             dict(
-                train_mode="supervised", optimizer="momentum", learning_rate=0.1, weight_decay=1e-4
+                train_mode="supervised",
+                optimizer="momentum",
+                learning_rate=0.1,
+                weight_decay=1e-4,
+                color_jitter_strength=0,
             ),
             supervised,
             dict(train_epochs=12),
@@ -618,8 +622,14 @@ _LABEL_FRACTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
 }
 _FEW = ("1 %", "10 %")
+# Random crops and flips, as in fine-tuning.
 _FROM_SCRATCH: dict[str, Any] = dict(
-    train_mode="supervised", zero_init_logits_layer=False, learning_rate=0.1, weight_decay=1e-4
+    train_mode="supervised",
+    zero_init_logits_layer=False,
+    learning_rate=0.1,
+    weight_decay=1e-4,
+    color_jitter_strength=0,
+    use_blur=False,
 )
 
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from augmentation import policies
 from paper import runner, studies
 from paper.runner import Runner
 from support import ROOT
@@ -223,6 +224,48 @@ def test_pairs_study_is_a_7x7_grid_of_augmentations_on_one_branch():
         (tuple(dict.fromkeys(pair)), ()) for pair in itertools.product(operators, repeat=2)
     )
     assert not any(config.blurs_views for config in configs)
+
+
+# Operators after the crop, as the paper describes them: studies, runs (regular expressions), operators.
+# The first row that matches counts. The paper does not describe the supervised baseline on CIFAR-10.
+AUGMENTATION = """
+color|color_supervised: 1/8: flip, color 0.125
+color|color_supervised: 1/4: flip, color 0.25
+color|color_supervised: 1/2: flip, color 0.5
+color|color_supervised: 1: flip, color 1
+.*: .*AutoAugment: flip, autoaugment
+networks|linear|few_labels|all_labels|cifar10: (supervised|from scratch).*: flip
+supervised_long: .*, crop: flip
+supervised_long: .*, color: flip, color 1
+cifar.*: .*: flip, color 0.5
+few_labels.*|linear_ways|all_labels|distillation: (?!during|pretrained).*: flip
+flip: without: color 1, blur
+probes: rotation: flip, color 1, rotate, blur
+probes: noise: flip, color 1, noise, blur
+probes: sobel: flip, color 1, sobel, blur
+broader: broader.*: flip, color 1, equalize, solarize, sobel, motion_blur, blur
+.*: .*: flip, color 1, blur
+"""
+
+
+def test_runs_apply_the_operators_that_the_paper_describes():
+    rows = [line.split(": ") for line in AUGMENTATION.split("\n")[1:-1]]
+    for name, study in studies.STUDIES.items():
+        for run in study.runs:
+            if run.transfer or name == "pairs":
+                continue
+            config, operators = Runner("", "paper").config(run), []
+            for operator in policies.view_policies(config)[0].operators:
+                if operator.name == "color_jitter":
+                    operators.append(f"color {operator.function.keywords['strength']:g}")
+                elif operator.name != "grayscale":  # It follows each color jitter.
+                    operators.append(operator.name)
+            expected = next(
+                text
+                for study_names, runs, text in rows
+                if re.fullmatch(study_names, name) and re.fullmatch(runs, run.name)
+            )
+            assert ", ".join(operators + ["blur"] * config.blurs_views) == expected, run.name
 
 
 def test_losses_in_table_4_use_cross_view_negatives():
