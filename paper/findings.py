@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,20 +13,25 @@ from scipy import stats
 
 from paper import studies
 
-LEVEL = 0.95  # Level of the confidence intervals.
-# In points. For `not replicated`, the interval must exclude improvements of this size or more.
-LARGEST_NEGLIGIBLE = 1.0
-EQUAL_WITHIN = 2.0  # Means that differ by at most this number of percentage points count as equal.
+LEVEL = 0.95  # Level of the confidence intervals. The significance level is 1 - `LEVEL`.
+EQUAL_WITHIN = 1.0  # Means that differ by at most this number of percentage points count as equal.
+_POWER = 0.8
+_UNEQUAL_P = (
+    0.01  # If Bartlett's test has a smaller p, the noise of the runs of a study is unequal.
+)
 REPLICATED, NOT_REPLICATED, INCONCLUSIVE = "replicated", "not replicated", "inconclusive"
+VERDICTS = (REPLICATED, NOT_REPLICATED, INCONCLUSIVE)
 RULE = (
-    f"Findings are compared with {100 * LEVEL:.0f} % confidence intervals of the differences between"
-    f' our runs, in percentage points. The result is "{REPLICATED}" if the interval lies above 0, and'
-    f' "{NOT_REPLICATED}" if its lower limit is at most 0 and its upper limit is below'
-    f" {LARGEST_NEGLIGIBLE:g} point, which excludes improvements of {LARGEST_NEGLIGIBLE:g} point or"
-    f' more. Otherwise, the result is "{INCONCLUSIVE}". If the finding is that a setting does not'
-    f' matter, the result is "{REPLICATED}" if the interval lies within ±{EQUAL_WITHIN:g} points, and'
-    f' "{NOT_REPLICATED}" if it lies entirely outside. The intervals are not adjusted for the number'
-    " of findings."
+    f'A finding is "{NOT_REPLICATED}" if the upper limit of the {100 * LEVEL:.0f} % confidence'
+    " interval of the difference between our runs is below 0 or, where the paper's text states a"
+    f' size, below half of it. Otherwise, it is "{REPLICATED}" if the difference has the sign of the'
+    f" paper's and p < {1 - LEVEL:.2g} (t-test, corrected by the method of Holm for the findings of"
+    " the same study). A finding that a setting does not matter (an equality) is"
+    f' "{REPLICATED}" if the {100 * (2 * LEVEL - 1):.0f} % interval lies within'
+    f' ±{EQUAL_WITHIN:g} point, and "{NOT_REPLICATED}" if the {100 * LEVEL:.0f} % interval lies'
+    f' outside. All other results are "{INCONCLUSIVE}". "Better than any" is judged by the smallest'
+    " difference and the largest p. The column *detectable* contains the difference that a single"
+    f" test finds with a probability of {100 * _POWER:.0f} %. All differences are in percentage points."
 )
 
 
@@ -45,6 +51,9 @@ class Finding:
       stated: difference stated in the paper's text, if the paper has no table with these runs.
       scale: number by which the difference between the two means is multiplied. It is 2 if the
         finding is that a - b > c - d, where `higher` is (a, d) and `lower` is (b, c).
+      is_each: whether the mean over `higher` exceeds that of each run in `lower`.
+      regime: condition under which the paper states the finding, if the runs at the small scale do
+        not meet it. Their results then have no verdict.
     """
 
     text: str
@@ -54,6 +63,14 @@ class Finding:
     is_equality: bool = False
     stated: str = ""
     scale: int = 1
+    is_each: bool = False
+    regime: str = ""
+
+    @property
+    def smallest(self) -> float:
+        """The smallest difference that agrees with the paper: half of a stated size, or 0."""
+        size = re.search(r"[\d.]+", self.stated)
+        return float(size[0]) / 2 if size else 0.0
 
 
 _TABLE = pathlib.Path(__file__).with_suffix(".csv")
@@ -70,10 +87,13 @@ def _read_findings() -> dict[str, list[Finding]]:
     """Reads findings.csv. Returns a dict mapping studies to findings. Names of runs are separated by semicolons."""
     findings: dict[str, list[Finding]] = {}
     table = pd.read_csv(_TABLE, dtype=str, keep_default_na=False)
-    for study, text, higher, lower, metric, is_equality, stated, scale in table.itertuples(False):
-        runs = tuple(higher.split("; ")), tuple(lower.split("; "))
-        finding = Finding(text, *runs, metric, bool(is_equality), stated, int(scale or 1))
-        findings.setdefault(study, []).append(finding)
+    for row in table.to_dict("records"):
+        study = row.pop("study")
+        for side in ("higher", "lower"):
+            row[side] = tuple(row[side].split("; "))
+        for name, kind in (("is_equality", bool), ("is_each", bool), ("scale", int)):
+            row[name] = kind(row[name] or getattr(Finding, name))
+        findings.setdefault(study, []).append(Finding(**row))
     return findings
 
 
@@ -81,6 +101,39 @@ FINDINGS = _read_findings()
 
 
 # ------------------------------------------------------------------------------------------------------- statistics
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A difference between means over runs, in percentage points. Without degrees of freedom, its error is NaN.
+
+    Attributes:
+      difference: the estimate.
+      error: standard error of the difference.
+      degrees_of_freedom: those of the error.
+    """
+
+    difference: float
+    error: float
+    degrees_of_freedom: int
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        """Returns the confidence interval of the difference."""
+        half_width = stats.t.ppf((1 + level) / 2, self.degrees_of_freedom) * self.error
+        return self.difference - half_width, self.difference + half_width
+
+    @property
+    def p_value(self) -> float:
+        """The two-sided p-value of the t-test."""
+        with np.errstate(all="ignore"):  # Without noise, the statistic is infinite.
+            statistic = np.abs(np.divide(self.difference, self.error))
+        return 2 * stats.t.sf(statistic, self.degrees_of_freedom)
+
+    @property
+    def detectable(self) -> float:
+        """The difference that the t-test at level 1 - `LEVEL` finds with a probability of about 80 %."""
+        quantiles = stats.t.ppf([(1 + LEVEL) / 2, _POWER], self.degrees_of_freedom)
+        return quantiles.sum() * self.error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,39 +145,41 @@ class Fit:
     between runs.
 
     Attributes:
-      means: mean results of the runs, in percent, indexed by the names of the runs.
-      num_seeds: number of seeds.
+      values: results in percent, with one row per run and one column per seed.
       degrees_of_freedom: (number of networks - 1) x (number of seeds - 1). The results on h and on
         g(h) are of the same network, unless they are those of separate runs.
       deviation: standard deviation s of the noise in percentage points, with s^2 = (mean squared
         residual) x (number of networks) x (number of seeds) / degrees_of_freedom, or NaN if there
         are no degrees of freedom.
+      is_unequal: whether the noise differs between the runs (Bartlett's test of the residuals).
     """
 
-    means: pd.Series
-    num_seeds: int
+    values: pd.DataFrame
     degrees_of_freedom: int
     deviation: float
+    is_unequal: bool = False
 
     @property
-    def quantile(self) -> float:
-        """Quantile of Student's t distribution: half the width of an interval, in standard errors."""
-        return stats.t.ppf((1 + LEVEL) / 2, self.degrees_of_freedom)
+    def num_seeds(self) -> int:
+        """Number of seeds."""
+        return len(self.values.columns)
 
-    def compare(
-        self, higher: tuple[str, ...], lower: tuple[str, ...], scale: int = 1
-    ) -> tuple[float, float]:
-        """Returns the difference between two means over runs, and half the width of its confidence interval, in points.
+    def estimate(
+        self, higher: tuple[str, ...], lower: tuple[str, ...], scale: float = 1
+    ) -> Estimate:
+        """Returns the difference sum(w_r mean_r) between two means over runs.
 
-        The difference is sum(w_r mean_r), where w_r is `scale` / len(higher) for the runs in `higher`
-        and -`scale` / len(lower) for those in `lower`. Half the width is t s sqrt(sum(w_r^2) /
-        num_seeds), where t is the quantile of Student's t distribution. Half the width is NaN if
-        there are no degrees of freedom.
+        w_r is `scale` / len(higher) for the runs in `higher`, and -`scale` / len(lower) for those in
+        `lower`, which are distinct. The standard error is s sqrt(sum(w_r^2) / num_seeds) or, if the
+        noise is unequal, that of the mean of the differences per seed.
         """
-        difference = scale * (self.means[list(higher)].mean() - self.means[list(lower)].mean())
-        # The runs in `higher` and `lower` are distinct.
+        means = (self.values.loc[list(runs)].mean() for runs in (higher, lower))
+        per_seed = scale * np.subtract(*means)
+        if self.is_unequal:
+            return Estimate(per_seed.mean(), per_seed.sem(), self.num_seeds - 1)
         variance = (1 / len(higher) + 1 / len(lower)) / self.num_seeds
-        return difference, scale * self.quantile * self.deviation * np.sqrt(variance)
+        error = scale * self.deviation * np.sqrt(variance)
+        return Estimate(per_seed.mean(), error, self.degrees_of_freedom)
 
 
 def fit(values: pd.DataFrame, compared: tuple[str, ...], names: Collection[str] = ()) -> Fit | None:
@@ -147,43 +202,34 @@ def fit(values: pd.DataFrame, compared: tuple[str, ...], names: Collection[str] 
         return None
     freedom = (num_networks - 1) * (num_seeds - 1)
     means = values.mean(axis=1)
-    residuals = values.sub(means, axis=0) - values.mean() + means.mean()
-    squares = (residuals**2).to_numpy().mean() * num_networks * num_seeds
-    return Fit(means, num_seeds, freedom, np.sqrt(squares / (freedom or np.nan)))
+    residuals = (values.sub(means, axis=0) - values.mean() + means.mean()).to_numpy()
+    squares = (residuals**2).mean() * num_networks * num_seeds
+    with np.errstate(all="ignore"):  # The noise of a run may be 0.
+        is_unequal = bool(freedom and stats.bartlett(*residuals).pvalue < _UNEQUAL_P)
+    return Fit(values, freedom, np.sqrt(squares / (freedom or np.nan)), is_unequal)
 
 
-def verdict(low: float, high: float, is_equality: bool) -> str:
-    """Returns the result for a finding whose difference has the confidence interval [low, high]. See `RULE`."""
-    if is_equality:
-        is_replicated = max(-low, high) <= EQUAL_WITHIN
+def holm(p_values: Sequence[float]) -> np.ndarray:
+    """Returns p-values that are corrected for the number of tests by the method of Holm (1979)."""
+    order = np.argsort(p_values)
+    factors = np.arange(len(order), 0, -1)
+    corrected = np.empty(len(order))
+    corrected[order] = np.maximum.accumulate(np.take(p_values, order) * factors).clip(max=1)
+    return corrected
+
+
+def verdict(finding: Finding, estimate: Estimate, p_value: float) -> str:
+    """Returns the result for a finding; see `RULE`. `p_value` is corrected."""
+    low, high = estimate.interval()
+    if finding.is_equality:
+        is_replicated = np.abs(estimate.interval(2 * LEVEL - 1)).max() <= EQUAL_WITHIN
         is_refuted = max(low, -high) > EQUAL_WITHIN
     else:
-        is_replicated = low > 0
-        is_refuted = high < LARGEST_NEGLIGIBLE
-    if is_replicated:
-        return REPLICATED
-    return NOT_REPLICATED if is_refuted else INCONCLUSIVE
-
-
-def count_after_holm(comparisons: Iterable[Comparison]) -> int:
-    """Returns how many replicated differences remain significant after the correction of Holm (1979).
-
-    The correction bounds the probability of at least one false result among all comparisons by
-    1 - `LEVEL`. Findings of equality are not included.
-    """
-    values = []
-    for entry in comparisons:
-        if entry.low is not None and not entry.finding.is_equality:
-            with np.errstate(divide="ignore"):  # Without noise, the statistic is infinite.
-                statistic = entry.fit.quantile * entry.difference / (entry.high - entry.difference)
-            p_value = 2 * stats.t.sf(abs(statistic), entry.fit.degrees_of_freedom)
-            values.append((p_value, statistic > 0))
-    count = 0
-    for index, (value, is_positive) in enumerate(sorted(values)):
-        if value > (1 - LEVEL) / (len(values) - index):
-            break
-        count += is_positive
-    return count
+        is_replicated = estimate.difference > 0 and p_value < 1 - LEVEL
+        is_refuted = high < finding.smallest
+    if is_refuted:
+        return NOT_REPLICATED
+    return REPLICATED if is_replicated else INCONCLUSIVE
 
 
 # ------------------------------------------------------------------------------------------------------ comparisons
@@ -196,20 +242,24 @@ class Comparison:
     Attributes:
       finding: the finding.
       paper: the paper's difference in percentage points as text, or "" if it is unknown.
-      verdict: result of the comparison, or the reason why there is no interval.
-      difference: our difference in percentage points, or None.
-      low: lower limit of the confidence interval, or None.
-      high: upper limit of the confidence interval, or None.
+      verdict: one of `VERDICTS`, or the reason why there is none.
+      estimate: our difference, or None.
+      p_value: p-value of the difference, corrected for the differences of the study, or None for an
+        equality, and if there is no interval.
       fit: the fitted model, or None if the compared runs have no common seed.
     """
 
     finding: Finding
     paper: str
-    verdict: str
-    difference: float | None = None
-    low: float | None = None
-    high: float | None = None
+    verdict: str = ""
+    estimate: Estimate | None = None
+    p_value: float | None = None
     fit: Fit | None = None
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether the difference has a standard error."""
+        return self.fit is not None and self.fit.degrees_of_freedom > 0
 
 
 def compare(name: str, rows: pd.DataFrame, scale: str) -> list[Comparison]:
@@ -221,17 +271,28 @@ def compare(name: str, rows: pd.DataFrame, scale: str) -> list[Comparison]:
       scale: paper or small.
     """
     names = {run.name for run in studies.STUDIES[name].runs_at(scale)}
-    return [
-        Comparison(finding, paper_difference(name, finding), *_compare(finding, rows, names))
+    compared = [
+        _compare(Comparison(finding, paper_difference(name, finding)), rows, names)
         for finding in FINDINGS.get(name, ())
         if {run.removesuffix(_ON_PROJECTION) for run in (*finding.higher, *finding.lower)} <= names
     ]
+    tested = [index for index, entry in enumerate(compared) if entry.p_value is not None]
+    for index, p_value in zip(tested, holm([compared[index].p_value for index in tested])):
+        compared[index] = dataclasses.replace(compared[index], p_value=p_value)
+    for index, entry in enumerate(compared):
+        text = entry.verdict or verdict(entry.finding, entry.estimate, entry.p_value)
+        if entry.has_interval and entry.finding.regime and scale == "small":
+            text = f"not comparable (the paper: {entry.finding.regime})"
+        compared[index] = dataclasses.replace(entry, verdict=text)
+    return compared
 
 
-def _compare(
-    finding: Finding, rows: pd.DataFrame, names: Collection[str]
-) -> tuple[str] | tuple[str, float, float | None, float | None, Fit]:
-    """Returns the values of a `Comparison` that depend on our results. `names` are those of all runs."""
+def _compare(entry: Comparison, rows: pd.DataFrame, names: Collection[str]) -> Comparison:
+    """Adds our results, with a p-value that is not corrected, or the reason why there are none, to a comparison.
+
+    `names` are those of all runs.
+    """
+    finding = entry.finding
     compared = (*finding.higher, *finding.lower)
     tables = [
         rows.pivot(index="run", columns="seed", values=column).add_suffix(ending, axis="index")
@@ -242,17 +303,22 @@ def _compare(
     if model is None:
         executed = [run if run in names else run.removesuffix(_ON_PROJECTION) for run in compared]
         statuses = [rows["status"][rows["run"] == run] for run in executed]
+        reason = "no common seed" if set(compared) <= set(values.index) else "no result"
         if any(len(status) and status.notna().all() for status in statuses):
-            return ("diverged",)
-        if not all(map(len, statuses)):
-            return ("not run",)
-        return ("no common seed" if set(compared) <= set(values.index) else "no result",)
-    difference, half_width = model.compare(finding.higher, finding.lower, finding.scale)
+            reason = "diverged"
+        elif not all(map(len, statuses)):
+            reason = "not run"
+        return dataclasses.replace(entry, verdict=reason)
+    groups = [(run,) for run in finding.lower] if finding.is_each else [finding.lower]
+    estimates = [model.estimate(finding.higher, group, finding.scale) for group in groups]
+    smallest = min(estimates, key=lambda estimate: estimate.difference)
+    entry = dataclasses.replace(entry, estimate=smallest, fit=model)
     if not model.degrees_of_freedom:
         reason = "one seed" if model.num_seeds == 1 else "one network"
-        return reason, difference, None, None, model
-    low, high = difference - half_width, difference + half_width
-    return verdict(low, high, finding.is_equality), difference, low, high, model
+        return dataclasses.replace(entry, verdict=reason)
+    if finding.is_equality:  # It is tested with an interval.
+        return entry
+    return dataclasses.replace(entry, p_value=max(estimate.p_value for estimate in estimates))
 
 
 def paper_difference(name: str, finding: Finding) -> str:
@@ -265,5 +331,6 @@ def paper_difference(name: str, finding: Finding) -> str:
     if None in values:
         return finding.stated
     count = len(finding.higher)
-    difference = np.mean(values[:count]) - np.mean(values[count:])
+    lower = max(values[count:]) if finding.is_each else np.mean(values[count:])
+    difference = np.mean(values[:count]) - lower
     return f"{finding.scale * difference:+.1f}"

@@ -25,7 +25,7 @@ _FORMATS = {
     "entropy": ".2f",
     "difference, entropy": "+.2f",
     "(our |)(change|difference).*": "+.1f",
-    "paper.*|million parameters|minutes": ".1f",
+    "detectable|paper.*|million parameters|minutes": ".1f",
     "|".join(map(re.escape, (*results.MEASURES, "mean", "standard deviation"))): ".1%",
     ".*": "g",
 }
@@ -136,37 +136,51 @@ def overview(tables: dict[str, pd.DataFrame], scale: str) -> list[str]:
       tables: study name -> result of `results.table` with at least one row.
       scale: paper or small.
     """
-    lines, compared = [], []
+    lines, compared = [], {}
     for name, rows in tables.items():
         study = studies.STUDIES[name]
         title = f"{study.title} ({study.source})"
-        for comparison in findings.compare(name, rows, scale):
-            compared.append(comparison)
+        compared[name] = findings.compare(name, rows, scale)
+        for comparison in compared[name]:
             lines.append({"study": title, **_finding_row(comparison)})
             title = ""
     if sum(bool(line["study"]) for line in lines) < 2:
         return []
-    counts = collections.Counter(entry.verdict for entry in compared if entry.low is not None)
-    total = sum(map(len, findings.FINDINGS.values()))
-    return [
-        "### Findings",
-        _markdown(pd.DataFrame(lines)),
-        f"This report contains intervals for {counts.total()} of the {total} findings in"
-        f" paper/findings.csv: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}."
-        f" After Holm's correction for multiple comparisons, {findings.count_after_holm(compared)}"
-        " of the replicated differences remain significant.",
-    ]
+    sentences = []
+    for origin, is_v2 in (("the paper", False), ("SimCLR v2", True)):
+        names = [
+            name
+            for name in findings.FINDINGS
+            if (studies.STUDIES[name].source == "SimCLR v2") == is_v2
+        ]
+        entries = [entry for name in names for entry in compared.get(name, ())]
+        total = sum(len(findings.FINDINGS[name]) for name in names)
+        counts = collections.Counter(
+            (entry.verdict, entry.finding.is_equality) for entry in entries
+        )
+        texts = [
+            f"{counts[text, False]} + {counts[text, True]} {text}" for text in findings.VERDICTS
+        ]
+        sentences.append(
+            f"Of the {total} findings of {origin} in paper/findings.csv, {', '.join(texts)}"
+            " (differences + equalities)."
+        )
+    return ["### Findings", _markdown(pd.DataFrame(lines)), " ".join(sentences)]
 
 
 def _finding_row(comparison: findings.Comparison) -> dict[str, Any]:
-    interval = ""
-    if comparison.low is not None:
-        interval = f"{comparison.low:+.1f} to {comparison.high:+.1f}"
+    estimate, p_value = comparison.estimate, comparison.p_value
+    interval, detectable = "", None
+    if comparison.has_interval:
+        interval = "{:+.1f} to {:+.1f}".format(*estimate.interval())
+        detectable = estimate.detectable
     return {
         "finding": comparison.finding.text,
         "difference in the paper": comparison.paper,
-        "our difference": comparison.difference,
+        "our difference": estimate and estimate.difference,
         f"{100 * findings.LEVEL:.0f} % interval": interval,
+        "p": "" if p_value is None else f"{p_value:.2g}",
+        "detectable": detectable,
         "result": comparison.verdict,
     }
 
@@ -296,12 +310,14 @@ def _findings(comparisons: Sequence[findings.Comparison]) -> list[str]:
     """Returns a sentence with the noise and the number of seeds of each fit, and a table."""
     if not comparisons:
         return []
-    noise = [
-        f"{entry.finding.metric}, {entry.fit.deviation:.1f} points ({entry.fit.num_seeds} seeds,"
-        f" {entry.fit.degrees_of_freedom} degrees of freedom)"
-        for entry in comparisons
-        if entry.low is not None
-    ]
+    noise = []
+    for entry in comparisons:
+        if entry.has_interval:
+            fit = entry.fit
+            details = f"{fit.num_seeds} seeds, {fit.degrees_of_freedom} degrees of freedom"
+            if fit.is_unequal:
+                details = f"{fit.num_seeds} seeds; unequal, so the differences per seed are tested"
+            noise.append(f"{entry.finding.metric}, {fit.deviation:.1f} points ({details})")
     text = "; ".join(dict.fromkeys(noise))
     text = f" Estimated standard deviation of the noise in one run: {text}." if noise else ""
     return [f"Findings:{text}", _markdown(pd.DataFrame(map(_finding_row, comparisons)))]

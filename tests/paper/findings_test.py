@@ -1,5 +1,7 @@
 """Tests of the comparison with the paper's findings: confidence intervals, verdicts, and the paper's differences."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ from pytest import approx
 from scipy import stats
 
 from paper import findings, studies
+from support import ROOT
 
 REPLICATED, NOT_REPLICATED, INCONCLUSIVE = "replicated", "not replicated", "inconclusive"
 
@@ -32,23 +35,45 @@ def test_intervals_equal_those_of_a_linear_model_with_dummy_variables(higher, lo
     projections = values.set_axis(values.index + ", g(h)")  # with the same noise as h
     joint_fit = findings.fit(pd.concat([values, projections]), (*higher,))
     assert fit.deviation == approx(joint_fit.deviation)
-    expected = contrast @ solution, stats.t.ppf(0.975, freedom) * error
-    assert fit.compare((*higher,), (*lower,)) == approx(expected)
+    estimate = fit.estimate((*higher,), (*lower,))
+    assert (estimate.difference, estimate.error) == approx((contrast @ solution, error))
+    expected = stats.t.interval(0.9, freedom, estimate.difference, error)
+    assert estimate.interval(0.9) == approx(expected)
+    # The power of the t-test at the detectable difference, with the noncentral t distribution.
+    limit = stats.t.ppf(0.975, freedom)
+    assert stats.nct.sf(limit, freedom, estimate.detectable / error) == approx(0.8, abs=0.01)
+
+
+def test_differences_per_seed_are_tested_if_the_noise_differs_between_runs():
+    random = np.random.default_rng(6)
+    noise = random.normal(size=[4, 8]) * [[1], [1], [1], [30]]
+    values = pd.DataFrame(40 + noise, [*"abcd"])
+    residuals = noise - noise.mean(0) - noise.mean(1, keepdims=True)
+    assert stats.bartlett(*residuals).pvalue < 0.01
+    estimate = findings.fit(values, ("a", "b", "c")).estimate(("a",), ("b", "c"), 2)
+    test = stats.ttest_1samp(2 * noise[0] - noise[1] - noise[2], 0)
+    assert estimate.p_value == approx(test.pvalue)
+    assert estimate.interval() == approx(test.confidence_interval())
 
 
 def test_verdicts_at_the_boundaries():
-    for is_equality, low, high, expected in (
-        (False, 0.1, 0.5, REPLICATED),
-        (False, 0, 1, INCONCLUSIVE),
-        (False, 0, 0.9, NOT_REPLICATED),
-        (False, -1, 1, INCONCLUSIVE),
-        (True, -2, 2, REPLICATED),
-        (True, -2.1, 2, INCONCLUSIVE),
-        (True, -2, 2.1, INCONCLUSIVE),
-        (True, 2.1, 3, NOT_REPLICATED),
-        (True, -3, -2.1, NOT_REPLICATED),
+    for settings, low, high, p_value, expected in (
+        ({}, 0.1, 0.5, 0.049, REPLICATED),
+        ({}, 0.1, 0.5, 0.051, INCONCLUSIVE),
+        ({}, -0.1, 0.1, 1, INCONCLUSIVE),
+        ({}, -2, -0.1, 0.01, NOT_REPLICATED),
+        (dict(stated="> 10"), 2, 4.9, 0.01, NOT_REPLICATED),
+        (dict(stated="+3"), 1, 1.6, 0.01, REPLICATED),
+        (dict(is_equality=True), -1.2, 1.2, None, REPLICATED),
+        (dict(is_equality=True), -1.25, 1.2, None, INCONCLUSIVE),
+        (dict(is_equality=True), 1.1, 3, None, NOT_REPLICATED),
+        (dict(is_equality=True), -3, -1.1, None, NOT_REPLICATED),
     ):
-        assert findings.verdict(low, high, is_equality) == expected, (is_equality, low, high)
+        finding = findings.Finding("", ("a",), ("b",), **settings)
+        # With 30 degrees of freedom, the 90 % interval is 0.83 times as wide as that of 95 %.
+        error = (high - low) / 2 / stats.t.ppf(0.975, 30)
+        estimate = findings.Estimate((low + high) / 2, error, 30)
+        assert findings.verdict(finding, estimate, p_value) == expected, (settings, low, high)
 
 
 def test_findings_name_existing_and_distinct_runs():
@@ -66,7 +91,7 @@ def test_findings_name_existing_and_distinct_runs():
 DIFFERENCES = """
 color: strength 1 is better than 1/8: +3.6
 color_supervised: AutoAugment is better than strength 1 with blur: +1.7
-losses: NT-Xent is better than the other losses with semi-hard negatives: +6.2
+losses: NT-Xent is better than the other losses with semi-hard negatives: +6.0
 temperature: contrastive accuracy is higher without normalization than with it (temperature 0.1): +4.1
 probes: rotation is predicted better from h than from g(h): +42.0
 batches: larger batches are better when training is short (linear scaling): +3.3
@@ -116,8 +141,8 @@ def test_findings_without_intervals_state_the_reason():
         ({"with": [0.46, 0.45]}, "not run", None),
     ):
         (entry,) = findings.compare("flip", rows(accuracies), "small")
-        assert (entry.verdict, entry.low) == (expected, None), accuracies
-        assert entry.difference == (difference and approx(difference))
+        assert (entry.verdict, entry.p_value) == (expected, None), accuracies
+        assert (entry.estimate and entry.estimate.difference) == (difference and approx(difference))
 
 
 def entries_of(study, table, scale="small"):
@@ -131,13 +156,14 @@ def test_unfinished_seeds_of_other_runs_do_not_affect_a_finding():
     entries = entries_of("color", rows(accuracies | others))
     entry = entries["strength 1 is better than 1/8"]
     interval = stats.ttest_rel(*accuracies.values()).confidence_interval()
-    assert (entry.low, entry.high) == approx((100 * interval.low, 100 * interval.high))
+    assert entry.estimate.interval() == approx((100 * interval.low, 100 * interval.high))
     assert entries["strength 1/2 is better than 1/8"].verdict == "one seed"
     assert entries["blur helps at strength 1"].verdict == "diverged"
     # The noise is estimated from all runs that have the seeds of the compared runs.
     fit = entries["color distortion of strength 1 is better than AutoAugment"].fit
     assert (fit.num_seeds, fit.degrees_of_freedom) == (2, 2)
-    assert fit.means.to_dict() == approx({"1": 45.5, "1/8": 43.5, "AutoAugment": 42.5})
+    means = fit.values.mean(axis=1).to_dict()
+    assert means == approx({"1": 45.5, "1/8": 43.5, "AutoAugment": 42.5})
 
 
 def test_results_on_g_of_h_are_compared_with_those_on_h_of_the_same_runs():
@@ -152,15 +178,17 @@ def test_results_on_g_of_h_are_compared_with_those_on_h_of_the_same_runs():
         for entry in findings.compare("heads", table, scale)
         if "h is better" in entry.finding.text
     )
-    assert other.difference == entry.difference and other.fit.degrees_of_freedom == 3 * 2
+    assert other.estimate.difference == entry.estimate.difference
+    assert other.fit.degrees_of_freedom == 3 * 2
     difference = 100 * (np.mean([*on_h.values()]) - np.mean([*on_g.values()]))
     # Two networks with three seeds; h and g(h) are of the same network.
-    assert entry.difference == approx(difference) and entry.fit.degrees_of_freedom == 1 * 2
+    assert entry.estimate.difference == approx(difference)
+    assert entry.fit.degrees_of_freedom == 1 * 2
     probes = rows(
         {"rotation": [0.4] * 2}, h={"rotation": [0.7] * 2}, **{"g(h)": {"rotation": [0.3] * 2}}
     )
     entry = entries_of("probes", probes)["rotation is predicted better from h than from g(h)"]
-    assert entry.difference == approx(40) and entry.verdict == "one network"
+    assert entry.estimate.difference == approx(40) and entry.verdict == "one network"
 
 
 def test_findings_without_runs_at_a_scale_are_omitted():
@@ -177,29 +205,75 @@ def test_a_difference_between_gaps_matches_the_paired_t_test():
     large = {"supervised ResNet-10 (2x)": [0.55, 0.56, 0.57], "ResNet-10 (2x)": [0.5, 0.505, 0.5]}
     entries = findings.compare("networks", rows(small | large), "small")
     (entry,) = (entry for entry in entries if entry.finding.scale == 2)
-    assert entry.difference == approx(np.mean([8, 9, 9.5]) - np.mean([5, 5.5, 7]))
+    assert entry.estimate.difference == approx(np.mean([8, 9, 9.5]) - np.mean([5, 5.5, 7]))
     # Of the three contrasts that the model of four runs leaves, the noise is estimated from all.
     values = 100 * np.array([*small.values(), *large.values()])
     residuals = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
-    error = np.sqrt((residuals**2).sum() / 6 * 4 / 3)
-    half_width = stats.t(6).interval(0.95)[1] * error
-    assert entry.high - entry.difference == approx(half_width)
+    assert entry.estimate.error == approx(np.sqrt((residuals**2).sum() / 6 * 4 / 3))
 
 
-def test_holm_correction_stops_at_the_first_difference_that_is_not_significant():
-    def comparison(p, sign=1, **settings):
-        # With ten degrees of freedom, the statistic of a difference of 1 point with this p-value.
-        half_width = stats.t(10).isf(0.025) / stats.t(10).isf(p / 2)
-        fit = findings.Fit(pd.Series(), 3, 10, 1.0)
-        finding = findings.Finding("", ("a",), ("b",), **settings)
-        return findings.Comparison(finding, "", "", sign, sign - half_width, sign + half_width, fit)
+def test_p_values_are_corrected_for_the_differences_of_a_study():
+    corrected = findings.holm([0.04, 0.012, 0.016, 0.026])
+    assert corrected == approx([0.052, 0.048, 0.048, 0.052])
+    random = np.random.default_rng(7)
+    finding_runs = ("l2 norm, 0.05", "l2 norm, 0.1", "l2 norm, 0.5", "l2 norm, 1", "no norm, 10")
+    accuracies = {run: list(0.4 + 0.01 * random.normal(size=3)) for run in finding_runs}
+    accuracies["no norm, 100"] = [0.4, None, ...]
+    compared = findings.compare("temperature", rows(accuracies), "small")
+    estimates = [entry.estimate for entry in compared[:3]]
+    expected = findings.holm([estimate.p_value for estimate in estimates])
+    assert [entry.p_value for entry in compared[:3]] == approx(expected.tolist())
+    assert [entry.p_value for entry in compared[3:]] == [None, None]
 
-    # The limits for four comparisons are 0.0125, 0.0167, 0.025 and 0.05.
-    compared = [comparison(0.012), comparison(0.016, -1), comparison(0.026), comparison(0.04)]
-    equal = comparison(1e-9, is_equality=True)
-    assert findings.count_after_holm([*compared[::-1], equal]) == 1
-    compared[2] = comparison(0.024)
-    assert findings.count_after_holm(compared) == 3
+
+def test_better_than_any_is_judged_by_the_smallest_difference_and_the_largest_p():
+    accuracies = {"margin": [0.3, 0.31, 0.32], "NT-Logistic": [0.35, 0.352, 0.36]}
+    accuracies["NT-Xent"] = [0.361, 0.36, 0.37]
+    (entry, *_) = findings.compare("losses", rows(accuracies), "small")
+    pairs = [entry.fit.estimate(("NT-Xent",), (run,)) for run in ("margin", "NT-Logistic")]
+    assert entry.estimate == pairs[1] and entry.p_value == pairs[1].p_value > pairs[0].p_value
+
+
+def test_a_finding_outside_the_range_of_the_paper_has_no_verdict():
+    (finding,) = findings.FINDINGS["cifar_temperature"]
+    table = rows(
+        {run: [0.5 + 0.1 * (run in finding.higher)] * 3 for run in finding.higher + finding.lower}
+    )
+    for scale, expected in (
+        ("small", "not comparable (the paper: more than 300 epochs)"),
+        ("paper", REPLICATED),
+    ):
+        (entry,) = findings.compare("cifar_temperature", table, scale)
+        assert entry.verdict == expected and entry.estimate.difference == approx(10)
+
+
+def test_the_recorded_intervals_are_those_of_scipy():
+    """Recomputes intervals from the recorded accuracies, with a linear model or with the differences per seed."""
+    report = (ROOT / "docs/tables/small/report.md").read_text()
+    texts = dict(re.findall(r"\| ([^|]+) \| [^|]* \| [^|]* \| (\S+ to \S+) \|", report))
+    checked = 0
+    for name, listed in findings.FINDINGS.items():
+        for finding in listed if name != "heads" else ():  # Its noise is also that of g(h).
+            if finding.text not in texts or finding.metric != "accuracy" or finding.is_each:
+                continue
+            table = pd.read_csv(ROOT / f"docs/tables/small/{name}.csv")
+            values = 100 * table.pivot(index="run", columns="seed", values="accuracy")
+            compared = [*finding.higher, *finding.lower]
+            values = values[values.loc[compared].dropna(axis=1).columns].dropna()
+            weights = pd.Series(0.0, values.index)
+            weights[[*finding.higher]] = finding.scale / len(finding.higher)
+            weights[[*finding.lower]] = -finding.scale / len(finding.lower)
+            residuals = values.sub(values.mean(axis=1), axis=0)
+            residuals -= residuals.mean()
+            low, high = stats.ttest_1samp(weights @ values, 0).confidence_interval()
+            if stats.bartlett(*residuals.to_numpy()).pvalue > 0.01:
+                freedom = (values.shape[0] - 1) * (values.shape[1] - 1)
+                variance = np.sum(residuals.to_numpy() ** 2) / freedom * np.sum(weights**2)
+                center, error = np.mean(weights @ values), np.sqrt(variance / values.shape[1])
+                low, high = stats.t.interval(0.95, freedom, center, error)
+            assert f"{low:+.1f} to {high:+.1f}" == texts[finding.text], finding.text
+            checked += 1
+    assert checked >= 10
 
 
 def test_metrics_are_modeled_separately():
@@ -209,4 +283,4 @@ def test_metrics_are_modeled_separately():
     contrastive = {run: [0.2 + 0.05 * (run in finding.higher)] * 2 for run in accuracies}
     given = rows(accuracies, **{"contrastive accuracy": contrastive})
     entry = findings.compare("temperature", given, "small")[-1]
-    assert (entry.low, entry.high) == approx((5, 5))
+    assert entry.estimate.interval() == approx((5, 5)) and entry.p_value == 0
