@@ -36,14 +36,15 @@ _STYLE = pathlib.Path(__file__).with_name("report.css")
 def write_report(names: list[str], runner: Runner) -> str:
     """Writes the reports on studies to the folder DIR/SCALE. Returns the Markdown text.
 
-    For each study with results, STUDY.csv has one row per run and seed, STUDY.jsonl has the same
-    results in the form that `results.find_results` reads, and STUDY.svg is a plot.
+    For each study with results, STUDY.csv has one row per run and seed, and STUDY.svg is a plot.
+    rows.jsonl has the results of all runs; see `results.read_records`.
 
     Raises:
       UserError: a record or predictions are corrupt, or a file cannot be written.
     """
     os.makedirs(runner.folder, exist_ok=True)
     records = results.read_records(runner)
+    results.write_records(runner, records)
     tables, done, sections = {}, [], []
     for name in progress.track(names, "report"):
         found = results.find_results(name, runner, records)
@@ -55,7 +56,6 @@ def write_report(names: list[str], runner: Runner) -> str:
             public = rows.drop(columns=["_ours", "_paper"]).round(changes | _DECIMALS)
             content = public.convert_dtypes().to_csv(index=False)
             storage.write_bytes(f"{path}.csv", content.encode())
-            results.write_records(f"{path}.jsonl", found)
         sections += section(name, rows, runner)
     blocks = [f"# The paper's tables, {runner.scale} scale", *introduction(done, runner)]
     if findings.FINDINGS.keys() & tables:

@@ -41,6 +41,7 @@ MEASURES = {  # maps column titles to keys in the results of a finished run
 _MAIN_MEASURES = ("top-1", "mean per class", "mAP")
 # in the order of `runner.accuracy`
 ACCURACY_COLUMNS = ["logistic regression", "linear head", "transfer"]
+_ROWS = "rows.jsonl"
 ALPHA = 0.05  # Significance level of the permutation test, as in the paper's tables.
 
 
@@ -65,18 +66,34 @@ class Result:
 
 
 def read_records(runner: Runner) -> dict[str, Record]:
-    """Returns the records of all runs at a scale that have finished in their directories, keyed by directory name.
+    """Returns the records of all finished runs at a scale, keyed by directory name.
 
-    The folder of the scale must exist.
+    Runs without a directory are read from the file that `write_records` wrote. The folder of the
+    scale must exist.
 
     Raises:
       UserError: a record is corrupt.
     """
-    return {
+    path = os.path.join(runner.folder, _ROWS)
+    lines = pathlib.Path(path).read_text().splitlines() if storage.is_file(path) else []
+    rows = {line.pop("directory"): Record(**line) for line in map(json.loads, lines)}
+    return rows | {
         entry.name: record
         for entry in os.scandir(runner.folder)
         if (record := Record.read(entry.path))
     }
+
+
+def write_records(runner: Runner, records: dict[str, Record]) -> None:
+    """Writes the result of `read_records` to rows.jsonl: one JSON object per run.
+
+    Predictions for the permutation test are not included.
+    """
+    text = "".join(
+        f"{json.dumps({'directory': name, **dataclasses.asdict(record)})}\n"
+        for name, record in sorted(records.items())
+    )
+    storage.write_bytes(os.path.join(runner.folder, _ROWS), text.encode())
 
 
 def find_results(name: str, runner: Runner, records: dict[str, Record]) -> list[Result]:
@@ -85,12 +102,9 @@ def find_results(name: str, runner: Runner, records: dict[str, Record]) -> list[
     Args:
       name: name of the study.
       runner: the runner with which the runs were executed.
-      records: result of `read_records`. Runs that are not in it are read from the file that
-        `write_records` wrote.
+      records: result of `read_records`.
     """
     runs = studies.STUDIES[name].runs_at(runner.scale)
-    for study in {name, *(run.starts_from[0] for run in runs if run.starts_from)}:
-        records = _read_lines(os.path.join(runner.folder, f"{study}.jsonl")) | records
     seeds = sorted({1, *(record.settings.get("seed", 1) for record in records.values())})
     results = {}
     for any_seed, seed in itertools.product(runs, seeds):
@@ -101,27 +115,6 @@ def find_results(name: str, runner: Runner, records: dict[str, Record]) -> list[
             start = records.get(runner.directory_name(run.start)) if run.start else None
             results.setdefault(directory, Result(run, directory, records[directory], start))
     return list(results.values())
-
-
-def write_records(path: str, results: list[Result]) -> None:
-    """Writes the results of finished runs as one JSON object per line, for `find_results`.
-
-    Predictions for the permutation test are not included. Lines of the existing file are kept if
-    `results` does not contain their run.
-    """
-    lines = _read_lines(path) | {result.name: result.record for result in results}
-    text = "".join(
-        f"{json.dumps({'directory': name, **dataclasses.asdict(record)})}\n"
-        for name, record in lines.items()
-    )
-    storage.write_bytes(path, text.encode())
-
-
-def _read_lines(path: str) -> dict[str, Record]:
-    if not storage.is_file(path):
-        return {}
-    lines = map(json.loads, pathlib.Path(path).read_text().splitlines())
-    return {line.pop("directory"): Record(**line) for line in lines}
 
 
 # ------------------------------------------------------------------------------------------------------------ tables

@@ -34,10 +34,10 @@ explains how to execute the printed commands with Slurm and GNU parallel.
 Birdsnap and FGVC Aircraft are not in TFDS, so they are read from data/birdsnap and data/aircraft.
 
 `report` includes all finished seeds. It prints Markdown tables, and writes report.md, report.html
-and three files per table to the folder DIR/SCALE. STUDY.csv has one row per run and seed. STUDY.svg
-is a plot. STUDY.jsonl has the same results in a form that `report` reads for runs without a
-directory, for example in docs/tables. `report` adds results to this file and replaces those of
-repeated runs, but never removes any.
+and two files per table to the folder DIR/SCALE: STUDY.csv has one row per run and seed, and
+STUDY.svg is a plot. rows.jsonl has the results of the runs of all studies, with their machines and
+versions. `report` reads it for runs without a directory, for example in docs/tables. `report` adds
+results to this file and replaces those of repeated runs, but never removes any.
 """
 
 from __future__ import annotations
@@ -70,10 +70,8 @@ def _list() -> None:
     """Prints the studies, with the number of runs, and the median time of the recorded runs."""
     lines = []
     for name, study in studies.STUDIES.items():
-        file = _RECORDED / f"{name}.jsonl"
-        minutes = ""
-        if file.exists():
-            minutes = f"{pd.read_json(file, lines=True)['seconds'].median() / 60:.0f}"
+        file = _RECORDED / f"{name}.csv"
+        minutes = f"{pd.read_csv(file)['minutes'].median():.0f}" if file.exists() else ""
         counts = f"{len(study.runs_at('small')):5}{minutes:>10}{len(study.runs_at('paper')):8}"
         lines.append(f"{name:20}{counts}  {study.source}")
     title = f"{'study':20}{'small':>5}{'min/run':>10}{'paper':>8}  source"
