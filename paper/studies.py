@@ -688,6 +688,22 @@ def _few_labels_from_scratch() -> Iterator[Run]:
         )
 
 
+def _scratch_lengths() -> list[Run]:
+    """Returns the runs that show how long networks must be trained from scratch on few labels at the small scale."""
+    lengths = {"1 %": (60, 300, 1000, 3000), "10 %": (30, 100, 200, 600)}
+    return [
+        Run(
+            f"ResNet-{depth}, {fraction}, {epochs} epochs",
+            dict(_FROM_SCRATCH, resnet_depth=depth),
+            small_flags=_LABEL_FRACTIONS[fraction][0] | dict(train_epochs=epochs),
+            small_recipe="study_small_labels.cfg",
+        )
+        for depth in (10, 18)
+        for fraction, numbers in lengths.items()
+        for epochs in numbers
+    ]
+
+
 def _numbers_for(rows: Iterable[Mapping[str, Any]], fraction: str) -> dict[str, float]:
     """Returns the accuracies for a label fraction in rows of several tables, as far as the tables have them."""
     numbers = {}
@@ -1131,6 +1147,16 @@ STUDIES = {
         r".*ResNet-50 \([12]x\), .*",
         cited=_few_labels_cited(),
         baseline={"from scratch, ": "", r"\(\dx\)": "(1x)"},
+    ),
+    "scratch_lengths": Study(
+        "Length of training from scratch on few labels",
+        "baselines of Table 7",
+        "small data sets need many epochs: the baselines that the paper cites have 1000 epochs with"
+        " 1 % of the labels, and 200 with 10 %",
+        (),
+        small_only=_scratch_lengths(),
+        plotted=("epochs",),
+        baseline={r"1 %, \d+": "1 %, 1000", r"10 %, \d+": "10 %, 200"},
     ),
     "few_labels_broader": Study(
         "Few labels after broader augmentation",
