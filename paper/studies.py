@@ -545,7 +545,7 @@ def _probes() -> list[Run]:
 
 
 def _linear() -> list[Run]:
-    """Returns the runs for Table 6 (linear evaluation after 1000 epochs), and the supervised run for Figure 1."""
+    """Returns the runs for Table 6 (linear evaluation), and the supervised runs for Figure 1 and Appendix B.8."""
     return [
         *(
             Run(
@@ -563,6 +563,20 @@ def _linear() -> list[Run]:
             _from_scratch_numbers()[1],
             **_SUPERVISED,
             plot_columns=dict(group="supervised"),
+        ),
+        *(
+            Run(
+                f"supervised {_network(width)}, 1000 epochs",
+                dict(
+                    width_multiplier=width,
+                    train_epochs=1000,
+                    color_jitter_strength=1.0,
+                    use_blur=True,
+                ),
+                _numbers_of(row),
+                **_SUPERVISED,
+            )
+            for width, row in zip((1, 4), read_numbers("appendix_b8"), strict=True)
         ),
     ]
 
@@ -1054,7 +1068,6 @@ STUDIES = {
         "Table 3",
         "h retains information about the applied transformation; g(h) discards this information",
         _probes(),
-        r"color|rotation|sobel",
     ),
     "batches": Study(
         "Batch size, epochs and learning-rate scaling",

@@ -29,6 +29,10 @@ SENTENCES = {
             r" ([\d.]+)\\% top-5\)"
         ),
     ],
+    "appendix_b8": [
+        r"ResNet-50 baseline achieves ([\d.]+)\\% top-1 accuracy on ImageNet",
+        r"baseline achieves ([\d.]+)\\%, vs.",
+    ],
     "appendix_b9": [
         r"linear evaluation accuracy of ([\d.]+)\\%, compared to ([\d.]+)\\% from the supervised",
         r"is AMDIM~\\cite\{\w+\}, which achieves ([\d.]+)\\% with a model \$25\\times\$ larger",
@@ -234,6 +238,7 @@ color|color_supervised: 1/4: flip, color 0.25
 color|color_supervised: 1/2: flip, color 0.5
 color|color_supervised: 1: flip, color 1
 .*: .*AutoAugment: flip, autoaugment
+linear: supervised.*1000 epochs: flip, color 1, blur
 networks|linear|few_labels|all_labels|cifar10: (supervised|from scratch).*: flip
 supervised_long: .*, crop: flip
 supervised_long: .*, color: flip, color 1
