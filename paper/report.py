@@ -170,15 +170,14 @@ def overview(tables: dict[str, pd.DataFrame], scale: str) -> list[str]:
 
 def _finding_row(comparison: findings.Comparison) -> dict[str, Any]:
     estimate, p_value = comparison.estimate, comparison.p_value
-    interval, detectable = "", None
+    difference, detectable = "" if estimate is None else f"{estimate.difference:+.1f}", None
     if comparison.has_interval:
-        interval = "{:+.1f} to {:+.1f}".format(*estimate.interval())
+        difference += " [{:+.1f}, {:+.1f}]".format(*estimate.interval())
         detectable = estimate.detectable
     return {
         "finding": comparison.finding.text,
         "difference in the paper": comparison.paper,
-        "our difference": estimate and estimate.difference,
-        f"{100 * findings.LEVEL:.0f} % interval": interval,
+        f"our difference [{100 * findings.LEVEL:.0f} % interval]": difference,
         "p": "" if p_value is None else f"{p_value:.2g}",
         "detectable": detectable,
         "result": comparison.verdict,

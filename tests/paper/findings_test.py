@@ -250,7 +250,7 @@ def test_a_finding_outside_the_range_of_the_paper_has_no_verdict():
 def test_the_recorded_intervals_are_those_of_scipy():
     """Recomputes intervals from the recorded accuracies, with a linear model or with the differences per seed."""
     report = (ROOT / "docs/tables/small/report.md").read_text()
-    texts = dict(re.findall(r"\| ([^|]+) \| [^|]* \| [^|]* \| (\S+ to \S+) \|", report))
+    texts = dict(re.findall(r"\| ([^|]+) \| [^|]* \| \S+ (\[.*?\]) \|", report))
     checked = 0
     for name, listed in findings.FINDINGS.items():
         for finding in listed if name != "heads" else ():  # Its noise is also that of g(h).
@@ -271,7 +271,7 @@ def test_the_recorded_intervals_are_those_of_scipy():
                 variance = np.sum(residuals.to_numpy() ** 2) / freedom * np.sum(weights**2)
                 center, error = np.mean(weights @ values), np.sqrt(variance / values.shape[1])
                 low, high = stats.t.interval(0.95, freedom, center, error)
-            assert f"{low:+.1f} to {high:+.1f}" == texts[finding.text], finding.text
+            assert f"[{low:+.1f}, {high:+.1f}]" == texts[finding.text], finding.text
             checked += 1
     assert checked >= 10
 

@@ -182,22 +182,22 @@ def test_findings_are_listed_with_intervals_and_results(tmp_path, program):
     # For two runs, the standard deviation of the noise is that of the differences (0.058), divided
     # by the square root of 2, and half the width of the interval is 4.30 x 0.058 / sqrt(3) = 0.14.
     # The statistic is 2.03 / 0.033 = 61, and the detectable difference (4.30 + 1.06) x 0.033.
-    header = "difference in the paper | our difference | 95 % interval | p | detectable | result |"
-    row = "flips help | +1.1 | +2.0 | +1.9 to +2.2 | 0.00027 | 0.2 | replicated |"
+    header = "difference in the paper | our difference [95 % interval] | p | detectable | result |"
+    row = "flips help | +1.1 | +2.0 [+1.9, +2.2] | 0.00027 | 0.2 | replicated |"
     assert (
         "Findings: Estimated standard deviation of the noise in one run: accuracy, 0.0 points (3"
-        f" seeds, 2 degrees of freedom).\n\n| finding | {header}\n{'| --- ' * 7}|\n| {row}\n"
+        f" seeds, 2 degrees of freedom).\n\n| finding | {header}\n{'| --- ' * 6}|\n| {row}\n"
         in printed
     )
-    assert "| temperature 0.1 is better than 1 | +6.4 | +1.0 |  |  |  | one seed |" in printed
+    assert "| temperature 0.1 is better than 1 | +6.4 | +1.0 |  |  | one seed |" in printed
     assert "semi-hard negatives help NT-Logistic" not in printed
     assert printed.count('A finding is "not replicated" if ') == 1
     assert "findings of the paper in paper/findings.csv, 1 + 0 replicated, 0 + 0 not" in printed
     # A report on several studies starts with a table of all findings.
     assert (
-        f"### Findings\n\n| study | finding | {header}\n{'| --- ' * 8}|\n| Random flips (Appendix A) |"
+        f"### Findings\n\n| study | finding | {header}\n{'| --- ' * 7}|\n| Random flips (Appendix A) |"
         f" {row}\n| Temperature and l2 normalization (Table 5) | temperature 0.1 is better than 0.05"
-        " | +4.7 |  |  |  |  | not run |\n" in printed
+        " | +4.7 |  |  |  | not run |\n" in printed
     )
     assert "### Findings" not in program("report", "flip", "losses")
 
