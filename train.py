@@ -142,8 +142,8 @@ class TrainStep:
         terms = {**terms, "weight_decay": decay}
         learning_rate = self.optimizer.learning_rate(self.optimizer.iterations)
         is_finite = all_finite([*terms.values(), *gradients])
-        scale_scalars, is_skipped = self.loss_scale.apply_gradients(gradients, variables)
-        is_finite |= all_finite([*terms.values()]) & is_skipped
+        scale_scalars, can_retry = self.loss_scale.apply_gradients(gradients, variables)
+        is_finite |= all_finite([*terms.values()]) & can_retry
         scalars = {**terms, **metrics, "total_loss": add(terms.values()), **scale_scalars}
         scalars = {f"train/{name}": value for name, value in scalars.items()}
         scalars.update(learning_rate=learning_rate, is_finite=is_finite)

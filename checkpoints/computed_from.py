@@ -1,4 +1,4 @@
-"""Records of what results were computed from, under the key `computed_from` in result.json and simclr.json."""
+"""Records of what results were computed from, under the key `computed_from` in result_<step>.json and simclr.json."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def differences(results: Mapping, other: Mapping, with_labels: bool) -> list[str
     """Returns the names of the entries that must be equal in comparable results, but differ.
 
     Args:
-      results, other: contents of result.json.
+      results, other: contents of result_<step>.json.
       with_labels: whether the results depend on the labels in `train_split`.
     """
     first, second = results.get(KEY, {}), other.get(KEY, {})

@@ -14,7 +14,6 @@ from scipy import stats
 from paper import studies
 
 LEVEL = 0.95  # Level of the confidence intervals. The significance level is 1 - `LEVEL`.
-EQUAL_WITHIN = 1.0  # Means that differ by at most this number of percentage points count as equal.
 _POWER = 0.8
 _UNEQUAL_P = (
     0.01  # If Bartlett's test has a smaller p, the noise of the runs of a study is unequal.
@@ -27,11 +26,14 @@ RULE = (
     f' size, below half of it. Otherwise, it is "{REPLICATED}" if the difference has the sign of the'
     f" paper's and p < {1 - LEVEL:.2g} (t-test, corrected by the method of Holm for the findings of"
     " the same study). A finding that a setting does not matter (an equality) is"
-    f' "{REPLICATED}" if the {100 * (2 * LEVEL - 1):.0f} % interval lies within'
-    f' ±{EQUAL_WITHIN:g} point, and "{NOT_REPLICATED}" if the {100 * LEVEL:.0f} % interval lies'
-    f' outside. All other results are "{INCONCLUSIVE}". "Better than any" is judged by the smallest'
-    " difference and the largest p. The column *detectable* contains the difference that a single"
-    f" test finds with a probability of {100 * _POWER:.0f} %. All differences are in percentage points."
+    f' "{REPLICATED}" if the {100 * (2 * LEVEL - 1):.0f} % interval lies within ±1 point (or another'
+    f' margin in paper/findings.csv), and "{NOT_REPLICATED}" if the {100 * LEVEL:.0f} % interval lies'
+    f' outside. All other results are "{INCONCLUSIVE}". "Better than" several runs is judged by the'
+    " smallest difference and the largest p. If the noise differs between the runs of a study"
+    f" (Bartlett's test, p < {_UNEQUAL_P:g}), the differences per seed are tested. Findings for which"
+    " the paper names a condition that our runs do not meet are not judged. The column *detectable*"
+    " contains the difference that a single test finds with a probability of"
+    f" {100 * _POWER:.0f} %. All differences are in percentage points."
 )
 
 
@@ -48,12 +50,13 @@ class Finding:
       lower: names of the runs with the lower mean.
       metric: key of `_COLUMNS`.
       is_equality: whether the finding is that the means are equal.
-      stated: difference stated in the paper's text, if the paper has no table with these runs.
+      stated: size of the difference, if the paper's text states it.
       scale: number by which the difference between the two means is multiplied. It is 2 if the
         finding is that a - b > c - d, where `higher` is (a, d) and `lower` is (b, c).
       is_each: whether the mean over `higher` exceeds that of each run in `lower`.
-      regime: condition under which the paper states the finding, if the runs at the small scale do
-        not meet it. Their results then have no verdict.
+      regime: condition that the paper names for the finding, if the runs at the small scale do not
+        meet it. Their results then have no verdict.
+      margin: means that differ by at most this number of percentage points count as equal.
     """
 
     text: str
@@ -65,6 +68,7 @@ class Finding:
     scale: int = 1
     is_each: bool = False
     regime: str = ""
+    margin: float = 1.0
 
     @property
     def smallest(self) -> float:
@@ -91,7 +95,12 @@ def _read_findings() -> dict[str, list[Finding]]:
         study = row.pop("study")
         for side in ("higher", "lower"):
             row[side] = tuple(row[side].split("; "))
-        for name, kind in (("is_equality", bool), ("is_each", bool), ("scale", int)):
+        for name, kind in (
+            ("is_equality", bool),
+            ("is_each", bool),
+            ("scale", int),
+            ("margin", float),
+        ):
             row[name] = kind(row[name] or getattr(Finding, name))
         findings.setdefault(study, []).append(Finding(**row))
     return findings
@@ -222,8 +231,8 @@ def verdict(finding: Finding, estimate: Estimate, p_value: float) -> str:
     """Returns the result for a finding; see `RULE`. `p_value` is corrected."""
     low, high = estimate.interval()
     if finding.is_equality:
-        is_replicated = np.abs(estimate.interval(2 * LEVEL - 1)).max() <= EQUAL_WITHIN
-        is_refuted = max(low, -high) > EQUAL_WITHIN
+        is_replicated = np.abs(estimate.interval(2 * LEVEL - 1)).max() <= finding.margin
+        is_refuted = max(low, -high) > finding.margin
     else:
         is_replicated = estimate.difference > 0 and p_value < 1 - LEVEL
         is_refuted = high < finding.smallest
@@ -318,7 +327,11 @@ def _compare(entry: Comparison, rows: pd.DataFrame, names: Collection[str]) -> C
         return dataclasses.replace(entry, verdict=reason)
     if finding.is_equality:  # It is tested with an interval.
         return entry
-    return dataclasses.replace(entry, p_value=max(estimate.p_value for estimate in estimates))
+    # A difference with the other sign cannot support the finding.
+    p_values = [estimate.p_value if estimate.difference > 0 else 1.0 for estimate in estimates]
+    return dataclasses.replace(
+        entry, p_value=max(p_values) if finding.is_each else estimates[0].p_value
+    )
 
 
 def paper_difference(name: str, finding: Finding) -> str:
@@ -327,7 +340,9 @@ def paper_difference(name: str, finding: Finding) -> str:
     for run in (*finding.higher, *finding.lower):
         ending = _ON_PROJECTION if run.endswith(_ON_PROJECTION) else ""
         _, measure = _COLUMNS[finding.metric][ending]
-        values.append(studies.find_run((name, run.removesuffix(ending))).paper.get(measure))
+        numbers = studies.find_run((name, run.removesuffix(ending))).paper
+        measures = studies.MAIN_MEASURES if measure == "top-1" else (measure,)
+        values.append(next((numbers[each] for each in measures if each in numbers), None))
     if None in values:
         return finding.stated
     count = len(finding.higher)

@@ -154,7 +154,8 @@ def overview(tables: dict[str, pd.DataFrame], scale: str) -> list[str]:
             if (studies.STUDIES[name].source == "SimCLR v2") == is_v2
         ]
         entries = [entry for name in names for entry in compared.get(name, ())]
-        total = sum(len(findings.FINDINGS[name]) for name in names)
+        # A finding may have other runs at the other scale.
+        total = len({(name, each.text) for name in names for each in findings.FINDINGS[name]})
         counts = collections.Counter(
             (entry.verdict, entry.finding.is_equality) for entry in entries
         )

@@ -37,8 +37,6 @@ MEASURES = {  # maps column titles to keys in the results of a finished run
     "h": "probe/h",
     "g(h)": "probe/z",
 }
-# The paper's metrics that correspond to `runner.accuracy`. Other metrics have the same names here.
-_MAIN_MEASURES = ("top-1", "mean per class", "mAP")
 # in the order of `runner.accuracy`
 ACCURACY_COLUMNS = ["logistic regression", "linear head", "transfer"]
 _ROWS = "rows.jsonl"
@@ -166,11 +164,11 @@ def _row(study: studies.Study, result: Result, runner: Runner) -> dict[str, Any]
     run, record = result.run, result.record
     measures = {title: record.results.get(key) for title, key in MEASURES.items()}
     measures["accuracy"] = runner_lib.accuracy(record.results)
-    ours = dict.fromkeys(_MAIN_MEASURES, measures["accuracy"]) | measures
+    ours = dict.fromkeys(studies.MAIN_MEASURES, measures["accuracy"]) | measures
     # Differences are meaningful only at the paper's scale, since other data sets and batch sizes
     # change all metrics.
     differences = {
-        "difference" if measure in _MAIN_MEASURES else f"difference, {measure}": (
+        "difference" if measure in studies.MAIN_MEASURES else f"difference, {measure}": (
             (1 if measure == "entropy" else 100) * ours[measure] - number
         )
         for measure, number in run.paper.items()
@@ -178,7 +176,9 @@ def _row(study: studies.Study, result: Result, runner: Runner) -> dict[str, Any]
         and ours[measure] is not None
         and measure not in ("million parameters", "majority baseline")
     }
-    main = next((measure for measure in (*_MAIN_MEASURES, "h") if measure in run.paper), "accuracy")
+    main = next(
+        (measure for measure in (*studies.MAIN_MEASURES, "h") if measure in run.paper), "accuracy"
+    )
     return {
         "run": run.name,
         "seed": run.seed,

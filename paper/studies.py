@@ -19,6 +19,8 @@ import pandas as pd
 from runtime.errors import UserError
 from transfer import tasks
 
+# The paper's metrics that correspond to `runner.accuracy`.
+MAIN_MEASURES = ("top-1", "mean per class", "mAP")
 _NUMBERS = pathlib.Path(__file__).with_name("numbers")
 
 
@@ -917,7 +919,7 @@ def _published() -> Iterator[Run]:
             yield Run(path, dict(checkpoint=path), numbers, {}, "published.cfg")
 
 
-_TRANSFER_METRICS = dict(zip(tasks.METRICS, ("top-1", "mean per class", "mAP"), strict=True))
+_TRANSFER_METRICS = dict(zip(tasks.METRICS, MAIN_MEASURES, strict=True))
 
 
 def _transfers(width: int, table: str) -> Iterator[Run]:

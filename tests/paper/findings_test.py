@@ -90,7 +90,7 @@ def test_findings_name_existing_and_distinct_runs():
 # study: finding: difference, computed by hand from the paper
 DIFFERENCES = """
 color: strength 1 is better than 1/8: +3.6
-color_supervised: AutoAugment is better than every strength of color distortion: +0.1
+color_supervised: AutoAugment is better than strength 1/8, 1/2 and 1 with blur (only in the table): +0.1
 losses: NT-Xent is better than the other losses with semi-hard negatives: +6.0
 temperature: contrastive accuracy is higher without normalization than with it (temperature 0.1): +4.1
 probes: rotation is predicted better from h than from g(h): +42.0
@@ -98,7 +98,9 @@ batches: larger batches are better when training is short (linear scaling): +3.3
 batches: longer training reduces the difference between batch sizes (linear scaling): +1.4
 few_labels: fine-tuning on 1 % of the labels is better than training from scratch: +22.9
 heads: a nonlinear head is better than a linear one: +3
-pairs: crop combined with color is better than crop alone:
+transfer: fine-tuning a supervised network is better than fine-tuning SimCLR, pets: +1.1
+transfer: fine-tuning SimCLR is better than fine-tuning a supervised network, voc2007: +0.1
+pairs: crop combined with color is better than crop, color or Sobel filtering alone:
 """
 
 
@@ -194,8 +196,8 @@ def test_results_on_g_of_h_are_compared_with_those_on_h_of_the_same_runs():
 def test_findings_without_runs_at_a_scale_are_omitted():
     table = rows({"ResNet-10 (1x)": [0.4]})
     assert "doubling the width helps" in entries_of("networks", table)
-    ((text, entry),) = entries_of("networks", table, "paper").items()
-    assert "ResNet-50" in text and entry.verdict == "not run"
+    (entry,) = entries_of("networks", table, "paper").values()
+    assert "ResNet-50 (4x)" in entry.finding.higher and entry.verdict == "not run"
     assert not entries_of("designs", table)
 
 
@@ -232,6 +234,9 @@ def test_better_than_any_is_judged_by_the_smallest_difference_and_the_largest_p(
     (entry, *_) = findings.compare("losses", rows(accuracies), "small")
     pairs = [entry.fit.estimate(("NT-Xent",), (run,)) for run in ("margin", "NT-Logistic")]
     assert entry.estimate == pairs[1] and entry.p_value == pairs[1].p_value > pairs[0].p_value
+    accuracies["NT-Logistic"] = [0.4, 0.41, 0.42]
+    (entry, *_) = findings.compare("losses", rows(accuracies), "small")
+    assert entry.estimate.difference < 0 and entry.p_value == 1
 
 
 def test_a_finding_outside_the_range_of_the_paper_has_no_verdict():
@@ -259,6 +264,8 @@ def test_the_recorded_intervals_are_those_of_scipy():
             table = pd.read_csv(ROOT / f"docs/tables/small/{name}.csv")
             values = 100 * table.pivot(index="run", columns="seed", values="accuracy")
             compared = [*finding.higher, *finding.lower]
+            if not set(compared) <= set(values.index):
+                continue  # The finding has other runs at the small scale.
             values = values[values.loc[compared].dropna(axis=1).columns].dropna()
             weights = pd.Series(0.0, values.index)
             weights[[*finding.higher]] = finding.scale / len(finding.higher)
