@@ -16,7 +16,8 @@ by `python -m paper.tables report`. The required columns are in brackets.
 
 pairs: accuracy for pairs of augmentations (Figure 5) [first, second, accuracy]
 batches: accuracy by number of epochs and batch size (Figures 9, B.1, B.2 and B.7) [epochs,
-  batch_size, accuracy; optional: scaling]
+  batch_size, accuracy; optional: scaling]; --measure=top-5 plots another column, and
+  --average=learning_rate averages over one
 heads: accuracy by projection head, output dimension and representation (Figure 8) [head, dimension,
   representation, accuracy; optional: logistic regression on g(h)]
 fine_tuning: accuracy after fine-tuning by linear-evaluation accuracy (Figures B.5 and B.6) [start,
