@@ -256,10 +256,14 @@ def test_object_graph_with_many_paths_is_read_in_bounded_time(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "stem, sk_ratio, se_ratio",
-    [("imagenet", 0.25, 0.125), ("imagenet", 0.0, 0.0), ("cifar", 0.0, 0.0)],
+    "depth, stem, sk_ratio, se_ratio",
+    [
+        (50, "imagenet", 0.25, 0.125),
+        (10, "imagenet", 0.25, 0.125),
+        (10, "imagenet", 0.0, 0.0),
+        (10, "cifar", 0.0, 0.0),
+    ],
 )
-@pytest.mark.parametrize("depth", [10, 50])
 def test_settings_of_an_encoder_are_counted_in_tf2_and_tf1(depth, stem, sk_ratio, se_ratio):
     bottleneck, blocks = resnet.DEPTHS[depth]
     if not bottleneck and sk_ratio:
